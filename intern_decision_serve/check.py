@@ -56,7 +56,7 @@ def run_checks(
 
 
 def _find(config: Config, pins: ModelPins, deep: bool) -> _Findings:
-    yield from _guarded("settings", _check_settings(config))
+    yield from _guarded("settings", _check_settings(config, pins))
     yield from _guarded("Python", _check_python(pins))
     yield from _check_libraries(config, pins)
     try:
@@ -81,9 +81,9 @@ def _guarded(subject: str, findings: _Findings) -> _Findings:
         yield _FAIL, f"{subject}: {error}"
 
 
-def _check_settings(config: Config) -> _Findings:
+def _check_settings(config: Config, pins: ModelPins) -> _Findings:
     check_token_strength(config.api_token, config.token_source)
-    yield _OK, f"settings: {config.model} on {config.device}"
+    yield _OK, f"settings: {pins.name} on {config.device}"
 
 
 def _check_python(pins: ModelPins) -> _Findings:

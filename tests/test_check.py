@@ -129,7 +129,7 @@ def test_a_sound_snapshot_passes_line_by_line(snapshot: Path) -> None:
     passed, lines = run(config_for(snapshot))
     assert passed
     assert lines == [
-        "ok    settings: Intern-Decision-4B on cpu",
+        "ok    settings: Tiny on cpu",
         f"ok    Python: {PYTHON}, 3.11 or later needed",
         "ok    library: torch 2.10.0",
         "ok    library: transformers 5.17.0",
