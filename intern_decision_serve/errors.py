@@ -19,7 +19,6 @@ __all__ = [
     "EngineFailed",
     "HeadersTooLarge",
     "InvalidRequest",
-    "LengthRequired",
     "MethodNotAllowed",
     "NotFound",
     "NotImplementedMethod",
@@ -88,12 +87,6 @@ class RequestTimeout(ServiceError):
     """Raised when a request did not arrive whole before its deadline."""
 
     status, code = 408, "request_timeout"
-
-
-class LengthRequired(ServiceError):
-    """Raised when a POST declares no body length and is not chunked."""
-
-    status, code = 411, "length_required"
 
 
 class TooLarge(ServiceError):
