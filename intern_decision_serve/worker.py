@@ -1,0 +1,259 @@
+"""The one inference thread: it loads the engine and runs every call (INV-2).
+
+    handler thread                      inference thread
+    submit(job) -> queue.Queue -------> claim, score call after call under the lock
+    job.wait()  <- job's own reply <--- result, or the exception as a value
+
+An exception is raised again in the handler thread. Nothing submitted is lost: every job
+is answered with a result, its error, `ShuttingDown` or `EngineFailed`, or its client is
+gone. It must never touch a request's content nor the engine from another thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from .errors import EngineFailed, ScoringFailed, ServiceError, ShuttingDown
+from .pacing import Turns
+
+__all__ = ["ClientGone", "Engine", "Job", "Result", "Worker"]
+
+_log = logging.getLogger(__name__)
+
+GONE_CHECK_SECONDS = 0.25  # how often a waiting handler looks at its client's socket
+RECENT_CALLS = 64
+LONGEST_RETRY_SECONDS = 30
+RESTART_SECONDS = 60  # Retry-After once the engine is lost: a restart and its warm-up
+
+Scored = tuple[dict[str, Any], str]  # predict()'s response, prompt_sha256
+
+
+class Engine(Protocol):
+    """What the inference thread needs of the engine."""
+
+    def score(self, request: dict[str, Any], prepared: Any = None) -> Scored:
+        """Score one call; raises a ServiceError."""
+
+    def memory(self) -> dict[str, Any]:
+        """Allocator figures in MiB; inference thread only."""
+
+
+class ClientGone(Exception):
+    """Raised in the handler when its client closed before or between its calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One request's calls, scored, parallel to its requests; no queueing in seconds."""
+
+    scored: tuple[Scored, ...]
+    queued_seconds: float
+    scoring_seconds: float
+
+
+@dataclass(slots=True)
+class Job:
+    """The calls of one request, with its private reply queue.
+
+    `requests` are predict() requests in call order; `prepared` is empty or parallel to
+    them: callables giving what the encoder made ready, or None.
+    """
+
+    requests: tuple[dict[str, Any], ...]
+    is_gone: Callable[[], bool]
+    prepared: tuple[Callable[[], Any], ...] = ()
+    submitted_at: float = field(default_factory=time.monotonic)
+    _claim: threading.Lock = field(default_factory=threading.Lock)
+    _reply: queue.SimpleQueue[Result | BaseException] = field(
+        default_factory=queue.SimpleQueue
+    )
+
+    def claim(self) -> bool:
+        """Whether the caller may decide this job's fate; true once, for one thread."""
+        return self._claim.acquire(blocking=False)
+
+    def settle(self, outcome: Result | BaseException) -> None:
+        """Hand the outcome to the waiting handler."""
+        self._reply.put(outcome)
+
+    def wait(self) -> Result:
+        """Block the handler until settled; raises what the inference thread met.
+
+        A client that closes while the job is queued frees its place at once.
+        """
+        while True:
+            try:
+                outcome = self._reply.get(timeout=GONE_CHECK_SECONDS)
+            except queue.Empty:
+                if self.is_gone() and self.claim():
+                    raise ClientGone from None
+                continue
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
+
+
+class Worker:
+    """Owns the queue and the inference thread: loading, serving, stopping, lost."""
+
+    def __init__(
+        self,
+        load: Callable[[], Engine],
+        *,
+        turns: Turns | None = None,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.turns = turns or Turns()
+        self.ready = threading.Event()
+        self.failure: BaseException | None = None
+        self.engine: Any = None
+        self.memory: dict[str, Any] = {}
+        self.calls = 0
+        self.skipped = 0
+        self.running_since: float | None = None
+        self.last_success_at: float | None = None
+        self.is_stopping = False
+        self.is_lost = False
+        self._load = load
+        self._on_lost = on_lost
+        self._queue: queue.Queue[Job | None] = queue.Queue()
+        self._submitting = threading.Lock()
+        self._pending_calls = 0
+        self._call_seconds: deque[float] = deque(maxlen=RECENT_CALLS)
+        self._inference_lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
+
+    def start(self, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Start the thread that loads the engine; tells when it loaded or failed."""
+        self._on_ready = on_ready
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Queue a job from any thread; raises ShuttingDown or EngineFailed."""
+        with self._submitting:
+            self.check_open()
+            self._pending_calls += len(job.requests)
+            self._queue.put(job)
+
+    def check_open(self) -> None:
+        """Raise what new work is told while nothing is scored any more."""
+        if self.is_lost:
+            raise EngineFailed(
+                "the engine is lost; the service restarts", retry_after=RESTART_SECONDS
+            )
+        if self.is_stopping:
+            raise ShuttingDown("the service is stopping", retry_after=RESTART_SECONDS)
+
+    def stop(self) -> None:
+        """Take no more work; what is queued is still scored, then the thread ends."""
+        with self._submitting:  # no job may be put behind the end mark
+            if not self.is_stopping:
+                self.is_stopping = True
+                self._queue.put(None)
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for the thread to end; whether it did."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether a call runs right now."""
+        return self.running_since is not None
+
+    @property
+    def running_seconds(self) -> float | None:
+        """Age of the running call in seconds, or None."""
+        since = self.running_since
+        return None if since is None else time.monotonic() - since
+
+    @property
+    def median_call_seconds(self) -> float | None:
+        """Median of recent calls, or None before the first."""
+        recent = list(self._call_seconds)
+        return statistics.median(recent) if recent else None
+
+    @property
+    def retry_after(self) -> int:
+        """Whole seconds until what is pending now should be scored; at least 1."""
+        estimate = self._pending_calls * (self.median_call_seconds or 0.0)
+        return min(max(1, int(estimate) + 1), LONGEST_RETRY_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            self.engine = self._load()
+            self.memory = self.engine.memory()
+        except BaseException as failure:  # handed to the thread that waits for ready
+            self.failure = failure
+            return
+        finally:
+            self.ready.set()
+            self._on_ready()
+        while (job := self._queue.get()) is not None:
+            self._settle(job)
+            job = None  # the last request's data must not outlive its answer
+
+    def _settle(self, job: Job) -> None:
+        try:
+            if not job.claim():
+                self.skipped += 1
+                return
+            job.settle(self._score(job))
+        except ClientGone as gone:
+            self.skipped += 1
+            job.settle(gone)
+        except EngineFailed as failure:
+            self._lose_engine(job, failure)
+        except ServiceError as failure:
+            job.settle(failure)
+        except BaseException:
+            _log.exception("the inference thread met an unexpected failure")
+            job.settle(ScoringFailed("scoring failed"))
+        finally:
+            with self._submitting:
+                self._pending_calls -= len(job.requests)
+
+    def _score(self, job: Job) -> Result:
+        """All calls of one job inside one hold of the lock (INV-2)."""
+        scored: list[Scored] = []
+        with self._inference_lock:
+            if self.is_lost:
+                self.check_open()  # nothing is scored on a lost context
+            started = time.monotonic()
+            for index, request in enumerate(job.requests):
+                if job.is_gone():
+                    raise ClientGone
+                prepared = job.prepared[index]() if job.prepared else None
+                scored.append(self._call(request, prepared))
+            scoring_seconds = time.monotonic() - started
+        return Result(tuple(scored), started - job.submitted_at, scoring_seconds)
+
+    def _call(self, request: dict[str, Any], prepared: Any) -> Scored:
+        with self.turns.call():
+            started = self.running_since = time.monotonic()
+            try:
+                scored: Scored = self.engine.score(request, prepared)
+            finally:
+                self.running_since = None
+                self.calls += 1
+                self._call_seconds.append(time.monotonic() - started)
+        self.last_success_at = time.monotonic()
+        self.memory = self.engine.memory()
+        return scored
+
+    def _lose_engine(self, job: Job, failure: EngineFailed) -> None:
+        """Answer this job and all that wait, for good; the process will end."""
+        was_lost, self.is_lost = self.is_lost, True
+        failure.retry_after = RESTART_SECONDS
+        job.settle(failure)
+        if not was_lost:
+            _log.critical("the engine is lost: %s", failure.message)
+            self._on_lost()
