@@ -1,0 +1,187 @@
+"""One process from start to exit: the order of startup, the signals, the stop.
+
+    bind -> load on the inference thread -> listen -> READY -> drain -> exit status
+
+The main thread only waits for the next event (ready, a signal, drained, lost); all work
+is elsewhere. It must never serve before the last startup check passed (INV-3).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from . import notify
+from .accesslog import AccessLog
+from .activation import inherited_socket
+from .admission import Admission
+from .config import Config
+from .errors import EXIT_ENGINE_LOST, StartupRefused
+from .handlers import Api
+from .health import Health
+from .pins import ModelPins
+from .server import Server
+from .worker import Worker
+
+__all__ = ["Service", "load_on_this_thread", "run"]
+
+_log = logging.getLogger(__name__)
+
+GRACE_SECONDS = 30.0  # for admitted work, after SIGTERM
+LOST_SECONDS = 2.0  # for the answers of waiting requests, once the engine is lost
+
+
+def load_on_this_thread(config: Config, pins: ModelPins) -> Any:
+    """Import and load the engine; runs on the inference thread and imports torch."""
+    from .engine import load_engine
+
+    return load_engine(
+        pins,
+        checkpoint=config.checkpoint,
+        device=config.device,
+        vram_cap_gib=config.vram_cap_gib,
+        max_tokens=config.max_tokens,
+        release_slack_mib=config.release_slack_mib,
+        keep_vision=config.keep_vision,
+        allow_slow_kernels=config.allow_slow_kernels,
+        warmup_tokens=config.warmup_tokens,
+        cuda_graphs=config.cuda_graphs,
+        cuda_graphs_mib=config.cuda_graphs_mib,
+        progress=report_progress,
+    )
+
+
+def report_progress(text: str) -> None:
+    """Say how far loading is, in the log and in `systemctl status`."""
+    _log.info("%s", text)
+    notify.status(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The parts of one process, wired together; nothing runs yet."""
+
+    config: Config
+    worker: Worker
+    admission: Admission
+    access_log: AccessLog
+    server: Server
+    api: Api
+
+    @classmethod
+    def build(
+        cls,
+        config: Config,
+        pins: ModelPins,
+        load: Callable[[], Any],
+        *,
+        on_lost: Callable[[], None] = lambda: None,
+        inherited: socket.socket | None = None,
+        **server_options: Any,
+    ) -> Service:
+        """Wire the parts and bind; raises OSError when the address cannot be had."""
+        worker = Worker(load, on_lost=on_lost)
+        admission = Admission(config.max_queue, lambda: worker.retry_after)
+        access_log = AccessLog()
+        health = Health(config, worker, admission, access_log)
+        server = Server(
+            (config.host, config.port),
+            token=config.api_token,
+            max_body_bytes=config.max_body_bytes,
+            worker=worker,
+            admission=admission,
+            access_log=access_log,
+            inherited=inherited,
+            **server_options,
+        )
+        api = Api(config, pins, worker, health)
+        return cls(config, worker, admission, access_log, server, api)
+
+    def serve(self) -> threading.Thread:
+        """Listen, and answer from another thread; after the last startup check."""
+        self.server.server_activate()
+        thread = threading.Thread(
+            target=self.server.serve, args=(self.api,), name="accept", daemon=True
+        )
+        thread.start()
+        return thread
+
+
+def run(config: Config, pins: ModelPins, announce: Callable[[str], None]) -> int:
+    """Serve until told to stop; the exit status. Raises StartupRefused.
+
+    `announce` gets the base URL once requests are answered.
+    """
+    events: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: events.put("stop"))
+    service = _bind(config, pins, events)
+    service.worker.start(lambda: events.put("ready"))
+    if events.get() == "stop":
+        notify.stopping()
+        return 0
+    if service.worker.failure is not None:
+        raise service.worker.failure
+    service.serve()
+    _feed_watchdog(service.worker)
+    report_progress(f"serving {pins.name}")
+    notify.ready()
+    announce(service.server.url)
+    return _wait_for_end(service, events)
+
+
+def _bind(config: Config, pins: ModelPins, events: queue.SimpleQueue[str]) -> Service:
+    try:
+        return Service.build(
+            config,
+            pins,
+            lambda: load_on_this_thread(config, pins),
+            on_lost=lambda: events.put("lost"),
+            inherited=inherited_socket(os.environ),
+        )
+    except (OSError, ValueError) as error:
+        where = f"{config.host}:{config.port}"
+        raise StartupRefused(f"cannot listen on {where}: {error}") from None
+
+
+def _feed_watchdog(worker: Worker) -> None:
+    seconds = notify.watchdog_seconds(os.environ)
+    if seconds is not None:
+        watchdog = notify.Watchdog(lambda: worker.running_seconds, seconds)
+        never = threading.Event()
+        threading.Thread(target=watchdog.run, args=(never,), daemon=True).start()
+
+
+def _wait_for_end(service: Service, events: queue.SimpleQueue[str]) -> int:
+    event = events.get()
+    if event == "lost":
+        return _end_lost(service)
+    notify.stopping()
+    _log.info("stopping: %d admitted", service.admission.admitted)
+    service.worker.stop()
+    threading.Thread(target=_drain, args=(service, events), daemon=True).start()
+    event = events.get()  # drained, a second signal, or the engine lost meanwhile
+    if event == "lost":
+        return _end_lost(service)
+    service.access_log.flush()
+    return 0
+
+
+def _drain(service: Service, events: queue.SimpleQueue[str]) -> None:
+    if not service.admission.wait_until_empty(GRACE_SECONDS):
+        _log.warning("not answered in time: %d admitted", service.admission.admitted)
+    events.put("drained")
+
+
+def _end_lost(service: Service) -> int:
+    notify.status("the engine is lost")
+    service.admission.wait_until_empty(LOST_SECONDS)
+    service.access_log.flush()
+    return EXIT_ENGINE_LOST
