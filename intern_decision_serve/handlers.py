@@ -12,7 +12,9 @@ import importlib.resources
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from . import mapping, systemone, validation
@@ -26,6 +28,7 @@ __all__ = ["Api", "Reply", "Trace"]
 
 JSON = "application/json"
 UNBOUNDED_BODY_BYTES = 4096  # no body of so little renders past any limit
+LONG_BODY_BYTES = 8192  # encoding ahead gains nothing below some 3,000 tokens
 VALUES_A_TOKEN = 4  # more JSON values than 4 x MAX_TOKENS cannot fit a call
 
 
@@ -76,6 +79,7 @@ class Api:
         self._health = health
         self._max_values = VALUES_A_TOKEN * config.max_tokens
         self._openapi = _read_openapi()
+        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encoder")
         self.posts: dict[str, PostHandler] = {
             "/decide": self.decide,
             "/decide/shared": self.decide_shared,
@@ -100,7 +104,7 @@ class Api:
             request = validation.parse_decide(self._parse(body), max_decisions=limit)
             calls = mapping.plan_calls(request.state, (request.decision,))
             requests = self._check_fit(body, [call.request for call in calls])
-        result = self._score(requests, is_gone, trace)
+        result = self._score(body, requests, is_gone, trace)
         return Reply.document(
             200,
             mapping.build_decide(
@@ -117,7 +121,7 @@ class Api:
             request = validation.parse_shared(self._parse(body), max_decisions=limit)
             calls = mapping.plan_calls(request.state, request.decisions)
             requests = self._check_fit(body, [call.request for call in calls])
-        result = self._score(requests, is_gone, trace)
+        result = self._score(body, requests, is_gone, trace)
         return Reply.document(
             200,
             mapping.build_shared(
@@ -134,7 +138,7 @@ class Api:
             engine_request = systemone.engine_request(request)
             requests = self._check_fit(body, [engine_request])
             self._worker.engine.validate(engine_request)
-        result = self._score(requests, is_gone, trace)
+        result = self._score(body, requests, is_gone, trace)
         response, _ = result.scored[0]
         return Reply.document(
             200, systemone.build_answer(request, response, self._pins.served_as)
@@ -188,19 +192,41 @@ class Api:
                 )
         return tuple(requests)
 
+    def _encode_ahead(
+        self, body: bytes, requests: tuple[dict[str, Any], ...]
+    ) -> list[Future[Any]]:
+        """Start the CPU part of long calls on the encoder thread; none for short ones.
+
+        The first is waited for, the rest run while the calls before them are scored.
+        """
+        if len(body) < LONG_BODY_BYTES:
+            return []
+        return [self._encoder.submit(self._prepare, request) for request in requests]
+
+    def _prepare(self, request: dict[str, Any]) -> Any:
+        with self._worker.turns.light():
+            return self._worker.engine.prepare(request)
+
     def _score(
         self,
+        body: bytes,
         requests: tuple[dict[str, Any], ...],
         is_gone: Callable[[], bool],
         trace: Trace,
     ) -> Result:
-        job = Job(requests, is_gone)
-        self._worker.submit(job)
+        ahead = self._encode_ahead(body, requests)
+        job = Job(requests, is_gone, tuple(partial(_take, future) for future in ahead))
         try:
+            if ahead:
+                ahead[0].result()  # an over-long prompt is refused before it waits
+            self._worker.submit(job)
             result = job.wait()
         except ServiceError:
             trace.queued_seconds = time.monotonic() - job.submitted_at
             raise
+        finally:
+            for future in ahead:
+                future.cancel()
         trace.queued_seconds = result.queued_seconds
         trace.scoring_seconds = result.scoring_seconds
         trace.calls = len(result.scored)
@@ -210,6 +236,11 @@ class Api:
             if isinstance(response.get("usage"), dict)
         )
         return result
+
+
+def _take(future: Future[Any]) -> Any:
+    """What was prepared; None where it was not begun: predict() then encodes itself."""
+    return None if future.cancel() else future.result()
 
 
 def _read_openapi() -> bytes:
