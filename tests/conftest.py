@@ -1,0 +1,31 @@
+"""Fixtures that several test files share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from demo_server import DemoServer, start_demo
+
+from intern_decision_serve.demo import DemoCheckpoint, make_checkpoint
+
+
+@pytest.fixture(scope="session")
+def demo_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> DemoCheckpoint:
+    """The tiny demo checkpoint, made once. Its files are links to blobs: copy first."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    return make_checkpoint(tmp_path_factory.mktemp("demo"))
+
+
+@pytest.fixture(scope="session")
+def demo_server(
+    demo_checkpoint: DemoCheckpoint, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DemoServer]:
+    """The demo as a process, over real HTTP; it must end well."""
+    logs = tmp_path_factory.mktemp("demo-server")
+    server = start_demo(Path(demo_checkpoint.path).parents[2], logs)
+    server.wait_until_ready()
+    yield server
+    assert server.stop() == 0
