@@ -1,0 +1,117 @@
+"""More than 16 questions: packed by the rule, answered as if asked chunk by chunk."""
+
+from __future__ import annotations
+
+from .findings import Findings
+from .results import (
+    QUESTIONS_PER_CALL,
+    answer_part,
+    call_of,
+    in_short,
+    problems,
+)
+from .rows import Document
+from .samples import criterion, filler
+from .session import Probe, Reply
+
+__all__ = ["NAME", "TITLE", "measure"]
+
+NAME = "chunking"
+TITLE = "Chunking"
+
+_QUESTIONS = 40
+
+
+def measure(probe: Probe, findings: Findings) -> None:
+    """One request of 40 criteria against the same criteria asked 16 at a time."""
+    count = min(_QUESTIONS, probe.limit("max_decisions", 64))
+    state = filler(60)
+    decisions = [criterion(number) for number in range(count)]
+    findings.conditions = f"{count} binary criteria over one short state."
+    probe.progress.step(f"chunking: {count} questions in one request")
+    whole = probe.ask("/decide/shared", {"state": state, "decisions": decisions})
+    results: list[Reply] = whole["results"]
+    _check_order(findings, decisions, results)
+    _check_calls(findings, results, whole["timing"])
+    if count <= QUESTIONS_PER_CALL:
+        findings.skip("chunked is as asked chunk by chunk", f"max_decisions is {count}")
+        return
+    parts: list[Reply] = []
+    for start in range(0, count, QUESTIONS_PER_CALL):
+        probe.progress.step(f"chunking: questions from {start + 1} on their own")
+        chunk = decisions[start : start + QUESTIONS_PER_CALL]
+        body: Document = {"state": state, "decisions": chunk}
+        parts += probe.ask("/decide/shared", body)["results"]
+    _check_same(findings, results, parts)
+
+
+def _check_order(
+    findings: Findings, decisions: list[Document], results: list[Reply]
+) -> None:
+    if len(results) != len(decisions):
+        seen = f"{len(results)} results for {len(decisions)} decisions"
+        findings.check("results come back in request order", False, seen)
+        return
+    found = [
+        f"decision {place}: {text}"
+        for place, (decision, result) in enumerate(zip(decisions, results, strict=True))
+        for text in problems(decision, result)
+    ]
+    seen = in_short(found) or f"{len(results)} results"
+    findings.check("results come back in request order", not found, seen)
+
+
+def _check_calls(findings: Findings, results: list[Reply], timing: Reply) -> None:
+    """`call` and `timing` against the packing rule, worked out here."""
+    count = len(results)
+    wanted = [call_of(place, count) for place in range(count)]
+    found = [
+        f"decision {place} says {result['call']}, is in {call}"
+        for place, (result, call) in enumerate(zip(results, wanted, strict=True))
+        if result["call"] != call
+    ]
+    findings.check(
+        "call says index, field and questions truly", not found, in_short(found)
+    )
+    sizes = [
+        min(count - start, QUESTIONS_PER_CALL)
+        for start in range(0, count, QUESTIONS_PER_CALL)
+    ]
+    tokens = [results[start]["input_tokens"] for start in range(0, count, 16)]
+    said = {
+        name: timing.get(name)
+        for name in ("batch_size", "calls", "questions_per_call", "input_tokens")
+    }
+    right = {
+        "batch_size": count,
+        "calls": len(sizes),
+        "questions_per_call": sizes,
+        "input_tokens": tokens,
+    }
+    findings.facts["timing"] = said
+    seen = ", ".join(f"{name} {value}" for name, value in said.items())
+    findings.check("timing counts the calls", said == right, seen)
+
+
+def _check_same(findings: Findings, whole: list[Reply], parts: list[Reply]) -> None:
+    """Everything but the call's place must be the same, bit for bit."""
+    pairs = list(zip(whole, parts, strict=True))
+    changed = [one["id"] for one, other in pairs if _answer(one) != _answer(other)]
+    distinct = len({str(one["probabilities"]) for one in whole})
+    findings.facts["compared"] = {
+        "questions": len(pairs),
+        "different": len(changed),
+        "distinct_answers": distinct,
+    }
+    findings.check(
+        "chunked is as asked chunk by chunk",
+        not changed,
+        in_short(map(str, changed))
+        or f"{len(pairs)} answers identical, {distinct} distinct",
+    )
+
+
+def _answer(result: Reply) -> object:
+    """A result without its place among calls: the index differs by construction."""
+    call = {name: v for name, v in result["call"].items() if name != "index"}
+    return answer_part({**result, "call": call})

@@ -1,0 +1,174 @@
+"""Positive and negative control: what the model says on rows whose answer is known.
+
+It judges the wire (each result is the contract's), not the model: accuracy is reported
+with its interval and never fails a run, a label that moved against `--compare` does.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from .findings import Findings
+from .results import in_short, problems
+from .rows import Row
+from .session import Probe, Reply
+from .statistics import Interval, wilson
+
+__all__ = ["NAME", "TITLE", "earlier_rows", "measure", "percent"]
+
+NAME = "control"
+TITLE = "Positive and negative control"
+
+_SHOWN_ROWS = 60
+
+
+def percent(interval: Interval) -> str:
+    """A share with its 95 % interval, as tables show it."""
+    return f"{interval.share:.1%} ({interval.low:.1%} to {interval.high:.1%})"
+
+
+def measure(probe: Probe, findings: Findings) -> None:
+    """Score every row, then every row with its descriptions rotated."""
+    findings.conditions = (
+        f"{len(probe.rows)} rows ({probe.rows_source}), one decision per request, "
+        "one ordering."
+    )
+    found: list[str] = []
+    answers: list[Reply] = []
+    findings.facts["rows"] = answers
+    for number, row in enumerate(probe.rows, start=1):
+        probe.progress.step(f"control: row {number} of {len(probe.rows)}")
+        result = probe.score_row(row)
+        found += [f"{row.id}: {text}" for text in problems(row.request(), result)]
+        answers.append(_answer(row, result))
+    findings.check("every result is the contract's", not found, in_short(found))
+    _report_accuracy(findings, answers)
+    _report_rows(findings, answers)
+    if probe.options.compare is not None:
+        _compare(findings, earlier_rows(probe.options.compare), answers)
+    _negative(probe, findings)
+
+
+def _answer(row: Row, result: Reply) -> Reply:
+    """What is kept of one row, for people and for a later `--compare`."""
+    return {
+        "id": row.id,
+        "row_sha256": row.sha256,
+        "label": row.label,
+        "top": result["top"],
+        "option_ids": result["option_ids"],
+        "probabilities": result["probabilities"],
+        "input_tokens": result["input_tokens"],
+        "prompt_sha256": result["prompt_sha256"],
+    }
+
+
+def _report_accuracy(findings: Findings, answers: list[Reply]) -> None:
+    labelled = [answer for answer in answers if answer["label"] is not None]
+    if not labelled:
+        findings.skip("accuracy", "no row has a label")
+        return
+    right = sum(answer["top"] == answer["label"] for answer in labelled)
+    interval = wilson(right, len(labelled))
+    findings.facts["accuracy"] = {
+        "right": right,
+        "rows": len(labelled),
+        "share": interval.share,
+        "low": interval.low,
+        "high": interval.high,
+    }
+    findings.table(
+        "Accuracy",
+        ("labelled rows", "right", "share (95 % interval)"),
+        [(len(labelled), right, percent(interval))],
+    )
+
+
+def _report_rows(findings: Findings, answers: list[Reply]) -> None:
+    rows = [
+        (
+            answer["id"],
+            answer["label"],
+            answer["top"],
+            f"{max(answer['probabilities']):.4f}",
+            answer["input_tokens"],
+        )
+        for answer in answers[:_SHOWN_ROWS]
+    ]
+    hidden = len(answers) - len(rows)
+    note = f"{hidden} more rows are in the JSON." if hidden else ""
+    columns = ("row", "label", "top", "confidence", "tokens")
+    findings.table("Every row's answer", columns, rows, note)
+
+
+def _negative(probe: Probe, findings: Findings) -> None:
+    """Rotate the descriptions one place: does the top follow its description?"""
+    follows = stays = elsewhere = 0
+    for number, row in enumerate(probe.rows, start=1):
+        probe.progress.step(f"negative control: row {number} of {len(probe.rows)}")
+        before = probe.score_row(row)["top"]
+        after = probe.ask("/decide", row.rotated())["top"]
+        if after == row.follower(before):
+            follows += 1
+        elif after == before:
+            stays += 1
+        else:
+            elsewhere += 1
+    total = len(probe.rows)
+    findings.facts["negative"] = {
+        "rows": total,
+        "follows_description": follows,
+        "same_top": stays,
+        "elsewhere": elsewhere,
+    }
+    findings.table(
+        "Negative control: descriptions rotated one place",
+        ("rows", "top follows its description", "same top", "another option"),
+        [(total, percent(wilson(follows, total)), percent(wilson(stays, total)),
+          elsewhere)],
+        "The option ids stay in place; a model that reads descriptions follows them.",
+    )  # fmt: skip
+
+
+def earlier_rows(path: Path) -> dict[str, Reply]:
+    """The rows of an earlier run's JSON report, by id; ValueError for another file."""
+    try:
+        sections = json.loads(path.read_text("utf-8"))["sections"]
+        rows = next(s for s in sections if s["name"] == NAME)["facts"]["rows"]
+        return {row["id"]: row for row in rows}
+    except (StopIteration, KeyError, TypeError, ValueError):
+        raise ValueError(f"{path} holds no control section of this probe") from None
+
+
+def _compare(
+    findings: Findings, earlier: dict[str, Reply], answers: list[Reply]
+) -> None:
+    """Set every row against the earlier run's: identical, different, moved."""
+    moved: list[str] = []
+    counts = dict.fromkeys(("identical", "numerically different", "label moved"), 0)
+    other = 0
+    largest = 0.0
+    for answer in answers:
+        before = earlier.get(answer["id"])
+        if before is None or before["row_sha256"] != answer["row_sha256"]:
+            other += 1
+        elif before["top"] != answer["top"]:
+            counts["label moved"] += 1
+            moved.append(f"{answer['id']}: {before['top']} -> {answer['top']}")
+        else:
+            step = _largest_step(before, answer)
+            largest = max(largest, step)
+            counts["numerically different" if step else "identical"] += 1
+    findings.facts["compare"] = {**counts, "not comparable": other, "largest": largest}
+    findings.table(
+        "Against the earlier run",
+        (*counts, "not in both runs", "largest step of a probability"),
+        [(*counts.values(), other, f"{largest:.3g}")],
+    )
+    findings.check("no label moved since the earlier run", not moved, in_short(moved))
+
+
+def _largest_step(before: Reply, answer: Reply) -> float:
+    pairs = zip(before["probabilities"], answer["probabilities"], strict=True)
+    return max(abs(float(one) - float(other)) for one, other in pairs)

@@ -1,0 +1,194 @@
+"""What a caller relies on, as a file: recorded once, compared before each use.
+
+A recorded file holds pins, limits, the prompt's and the readout's names, the hash of
+each answer to the fixed set, and latency ratios; never a time of its own, since another
+machine's clock proves nothing. Each difference is one line that names both sides.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from .findings import Findings
+from .results import answer_part
+from .rows import canonical, digest
+from .samples import FIXED_SET_VERSION, filler, fixed_set
+from .session import Probe, Reply
+from .shapes import criteria, one_question
+
+__all__ = ["NAME", "TITLE", "compare", "expect", "observe", "read_expected", "record"]
+
+NAME = "expectation"
+TITLE = "Expectation"
+
+FORMAT = "intern-decision-serve expectation 1"
+_TOLERANCE = 2.0  # a ratio may be so many times larger or smaller
+_LIMITS = (
+    "vram_cap_gib", "max_tokens", "max_decisions", "max_questions_per_call", "chunking",
+    "workloads", "systemone", "endpoints", "limits",
+)  # fmt: skip
+_NAMES = ("prompt_version", "readout", "probability_status")
+_ROUNDS = 7
+_LONG_WORDS = 400
+_SHORT_WORDS = 40
+
+
+def observe(probe: Probe) -> Reply:
+    """Everything an expectation holds, as this server shows it now."""
+    answers: Reply = {}
+    names: Reply = {}
+    questions = fixed_set()
+    for number, (name, path, body) in enumerate(questions, start=1):
+        probe.progress.step(f"expectation: question {number} of {len(questions)}")
+        reply = probe.ask(path, body)
+        answers[name] = {"sha256": digest(answer_part(reply)), "says": _says(reply)}
+        if path == "/decide" and not names:
+            names = {field: reply.get(field) for field in _NAMES}
+    return {
+        "format": FORMAT,
+        "fixed_set": FIXED_SET_VERSION,
+        "server_version": probe.health.get("version"),
+        "pins": probe.health.get("model"),
+        "limits": {
+            name: probe.health[name] for name in _LIMITS if name in probe.health
+        },
+        "names": names,
+        "answers": answers,
+        "ratios": _ratios(probe),
+        "ratio_tolerance": _TOLERANCE,
+    }
+
+
+def _says(reply: Reply) -> Reply:
+    """Each decision's top option and its probability, to name a difference with."""
+    said: Reply = {}
+    for one in reply.get("results", [reply]):
+        one = one.get("combined", one) | {"id": one.get("id", "")}
+        if "top" in one:
+            said[one["id"]] = [one["top"], max(one["probabilities"])]
+    for name, answer in reply.get("answers", {}).items():
+        shares = answer["probabilities"]
+        top = max(shares, key=shares.__getitem__)
+        said[name] = [top, shares[top]]
+    return said
+
+
+def _ratios(probe: Probe) -> dict[str, float]:
+    """Cost of length and of questions against the smallest call.
+
+    The fastest of seven: neighbours on the machine only ever add time.
+    """
+    shapes = {
+        "one": (one_question, _SHORT_WORDS),
+        "long": (one_question, _LONG_WORDS),
+        "sixteen": (criteria(16), _SHORT_WORDS),
+    }
+    fastest = dict.fromkeys(shapes, float("inf"))
+    for number in range(_ROUNDS):
+        for name, (build, words) in shapes.items():
+            probe.progress.step(f"expectation: timing round {number + 1} of {_ROUNDS}")
+            _, seconds = probe.ask_timed(*build(filler(words, number)))
+            fastest[name] = min(fastest[name], seconds)
+    return {
+        "400 words over 40 words": fastest["long"] / fastest["one"],
+        "16 questions over 1": fastest["sixteen"] / fastest["one"],
+    }
+
+
+def record(probe: Probe, findings: Findings, path: Path) -> None:
+    """Write what this server shows now."""
+    observed = observe(probe)
+    path.write_text(json.dumps(observed, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    findings.facts["recorded"] = observed
+    findings.check(
+        "recorded what to expect", True, f"{len(observed['answers'])} answers"
+    )
+
+
+def read_expected(path: Path) -> Reply:
+    """A recorded file; ValueError for anything else."""
+    try:
+        expected = json.loads(path.read_text("utf-8"))
+    except ValueError:
+        raise ValueError(f"{path} is not JSON") from None
+    if not isinstance(expected, dict) or expected.get("format") != FORMAT:
+        raise ValueError(f"{path} is not an expectation of this probe")
+    if expected.get("fixed_set") != FIXED_SET_VERSION:
+        raise ValueError(f"{path} was recorded with another fixed set: record it again")
+    return expected
+
+
+def expect(probe: Probe, findings: Findings, expected: Reply) -> list[str]:
+    """Compare the server with a recorded file; the differences, one line each."""
+    observed = observe(probe)
+    differences = list(compare(expected, observed))
+    findings.facts["observed"] = observed
+    findings.facts["differences"] = differences
+    findings.check(
+        "the server is as recorded",
+        not differences,
+        f"{len(differences)} differences" if differences else "no difference",
+    )
+    if differences:
+        findings.table(
+            "Differences", ("difference",), [(line,) for line in differences]
+        )
+    return differences
+
+
+def compare(expected: Reply, observed: Reply) -> Iterator[str]:
+    """Name each difference that a caller should know of."""
+    for part, word in (("pins", "pin"), ("limits", "limit"), ("names", "name")):
+        yield from _compare_values(word, expected[part] or {}, observed[part] or {})
+    yield from _compare_answers(expected["answers"], observed["answers"])
+    tolerance = float(expected.get("ratio_tolerance", _TOLERANCE))
+    for name, ratio in expected["ratios"].items():
+        now = observed["ratios"].get(name)
+        if now is None or not 1 / tolerance <= now / ratio <= tolerance:
+            shown = "not measured" if now is None else f"{now:.2f}"
+            yield (
+                f"latency ratio {name}: expected {ratio:.2f}, within a factor of "
+                f"{tolerance:g}, is {shown}"
+            )
+
+
+def _compare_values(word: str, expected: Reply, observed: Reply) -> Iterator[str]:
+    for name in [*expected, *(name for name in observed if name not in expected)]:
+        before, now = (_shown(side, name) for side in (expected, observed))
+        if before != now:
+            yield f"{word} {name}: expected {before}, is {now}"
+
+
+def _shown(side: Reply, name: str) -> str:
+    return canonical(side[name]) if name in side else "absent"
+
+
+def _compare_answers(expected: Reply, observed: Reply) -> Iterator[str]:
+    for name, before in expected.items():
+        now = observed.get(name)
+        if now is None:
+            yield f"answer {name}: not asked"
+        elif now["sha256"] != before["sha256"]:
+            yield f"answer {name}: {_what_changed(before['says'], now['says'])}"
+
+
+def _what_changed(before: Reply, now: Reply) -> str:
+    """The largest change a person can read, or that only other fields changed."""
+    moved = [
+        f"{name} was {top!r}, is {now[name][0]!r}"
+        for name, (top, _) in before.items()
+        if name in now and now[name][0] != top
+    ]
+    if moved:
+        return "; ".join(moved)
+    steps = [
+        (abs(now[name][1] - share), name)
+        for name, (_, share) in before.items()
+        if name in now and now[name][1] != share
+    ]
+    if steps:
+        step, name = max(steps)
+        return f"no top moved, {name} changed most: its probability by {step:.3g}"
+    return "same tops and probabilities, but its hash differs (tokens or prompt)"

@@ -1,0 +1,222 @@
+"""Rotations against plain: is the average right, and where does position pull?
+
+The combined numbers are recomputed here from the orderings; nothing is taken on trust.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from .findings import Findings
+from .plots import bar_plot
+from .results import (
+    in_short,
+    option_ids,
+    problems,
+    same_answer,
+)
+from .rows import Row
+from .session import Probe, Reply
+from .statistics import mean
+
+__all__ = ["NAME", "TITLE", "measure"]
+
+NAME = "orderings"
+TITLE = "Orderings"
+
+_ROWS = 24
+_CLOSE = 1e-9  # the mean of logs is recomputed in another order of operations
+_FLOOR = 1e-300  # the contract's floor under a probability of 0
+
+
+def measure(probe: Probe, findings: Findings) -> None:
+    """Ask rows plain and with `rotations`; recompute, compare, look at places."""
+    rows = probe.rows[:_ROWS]
+    findings.conditions = f"The first {len(rows)} rows ({probe.rows_source})."
+    found: list[str] = []
+    averaged: list[tuple[Row, Reply]] = []
+    for number, row in enumerate(rows, start=1):
+        probe.progress.step(f"orderings: row {number} of {len(rows)}")
+        plain = probe.score_row(row)
+        result = probe.ask("/decide", row.request("rotations"))
+        averaged.append((row, result))
+        found += [
+            f"{row.id}: {text}" for text in _averaged_problems(row, plain, result)
+        ]
+    findings.check(
+        "rotations are the n shifts, each a result, combined as the contract says",
+        not found,
+        in_short(found) or f"{len(rows)} rows",
+    )
+    _shared_waves(probe, findings, rows)
+    _report_agreement(probe, findings, averaged)
+    _report_places(findings, averaged)
+
+
+def shifts(row: Row) -> Iterator[Row]:
+    """The row's n cyclic shifts, the caller's order first, each named by its place."""
+    for k in range(len(row.options)):
+        moved = row.options[k:] + row.options[:k]
+        yield Row(f"{row.id}#o{k}", row.state, row.question, moved, row.label)
+
+
+def _averaged_problems(row: Row, plain: Reply, result: Reply) -> list[str]:
+    """What is wrong with one averaged `/decide` result."""
+    orderings = result["orderings"]
+    if len(orderings) != len(row.options):
+        return [f"{len(orderings)} orderings for {len(row.options)} options"]
+    found = [
+        f"ordering {k}: {text}"
+        for k, (shift, one) in enumerate(zip(shifts(row), orderings, strict=True))
+        for text in problems(shift.decision(), one)
+        or _call_problems(one, {"index": k, "field": "q", "questions": 1})
+    ]
+    if found:
+        return found
+    if not same_answer({**orderings[0], "id": row.id}, plain):
+        found.append("ordering 0 is not the plain answer")
+    return found + _combined_problems(row, result)
+
+
+def _call_problems(one: Reply, call: Reply) -> list[str]:
+    return [] if one["call"] == call else [f"call is {one['call']}, not {call}"]
+
+
+def _combined_problems(row: Row, result: Reply) -> list[str]:
+    """Recompute the average, the agreement and the spread."""
+    ids = option_ids(row.decision())
+    shares = [_by_id(one) for one in result["orderings"]]
+    logs = [mean([math.log(max(s[name], _FLOOR)) for s in shares]) for name in ids]
+    weights = [math.exp(value - max(logs)) for value in logs]
+    wanted = [weight / math.fsum(weights) for weight in weights]
+    combined = result["combined"]
+    top = ids[wanted.index(max(wanted))]
+    agreement = mean(
+        [float(one["top"] == combined["top"]) for one in result["orderings"]]
+    )
+    spread = {
+        name: {"min": min(s[name] for s in shares), "max": max(s[name] for s in shares)}
+        for name in ids
+    }
+    found = []
+    pairs = zip(combined["probabilities"], wanted, strict=True)
+    if max(abs(got - want) for got, want in pairs) > _CLOSE:
+        found.append("combined.probabilities are not the renormalised mean of log p")
+    elif (
+        combined["top"] != top
+        and max(wanted) - wanted[ids.index(combined["top"])] > _CLOSE
+    ):
+        found.append(f"combined.top is {combined['top']!r}, not {top!r}")
+    if abs(combined["agreement"] - agreement) > _CLOSE:
+        found.append(f"agreement is {combined['agreement']}, not {agreement}")
+    if combined["spread"] != spread:
+        found.append("spread is not the least and largest probability")
+    return found
+
+
+def _by_id(one: Reply) -> dict[str, float]:
+    return dict(zip(one["option_ids"], one["probabilities"], strict=True))
+
+
+def _shared_waves(probe: Probe, findings: Findings, rows: Sequence[Row]) -> None:
+    """Three decisions with unlike orderings in one request: wave 0 is the plain one."""
+    rule = "wave 0 of a mixed request is the plain request"
+    lead = max(rows, key=lambda row: len(row.options))
+    three = [lead, *(row for row in rows if row is not lead)][:3]
+    if len(three) < 2:
+        findings.skip(rule, "one row only")
+        return
+    unlike = [lead.decision("rotations"), *(row.decision() for row in three[1:])]
+    asked = {"state": lead.state, "decisions": unlike}
+    plain = {"state": lead.state, "decisions": [row.decision() for row in three]}
+    mixed = probe.ask("/decide/shared", asked)["results"]
+    alone = probe.ask("/decide/shared", plain)["results"]
+    zero = [{**mixed[0]["orderings"][0], "id": lead.id}, *mixed[1:]]
+    indexes = [one["call"]["index"] for one in mixed[0]["orderings"]]
+    findings.check(
+        rule,
+        same_answer(zero, alone),
+        f"{len(three)} decisions, the first with rotations",
+    )
+    findings.check(
+        "each ordering has a wave, and so a call, of its own",
+        indexes == list(range(len(lead.options))),
+        f"call.index {indexes}",
+    )
+
+
+def _report_agreement(
+    probe: Probe, findings: Findings, averaged: list[tuple[Row, Reply]]
+) -> None:
+    combined = [result["combined"] for _, result in averaged]
+    widths = [
+        max(one["max"] - one["min"] for one in part["spread"].values())
+        for part in combined
+    ]
+    kept = sum(
+        result["combined"]["top"] == probe.scored[row.id]["top"]
+        for row, result in averaged
+    )
+    agreement = mean([part["agreement"] for part in combined])
+    findings.facts.update(
+        rows=len(averaged),
+        mean_agreement=agreement,
+        mean_widest_spread=mean(widths),
+        combined_top_is_plain_top=kept,
+    )
+    findings.table(
+        "Rotations against plain",
+        ("rows", "mean agreement", "mean widest spread", "combined top is plain top"),
+        [(len(averaged), f"{agreement:.3f}", f"{mean(widths):.4f}",
+          f"{kept} of {len(averaged)}")],
+        "Spread is the step of one option's probability over its places.",
+    )  # fmt: skip
+
+
+def _report_places(findings: Findings, averaged: list[tuple[Row, Reply]]) -> None:
+    """Position bias: every option was in every place, so each should get 1/n."""
+    sizes = Counter(len(row.options) for row, _ in averaged)
+    table = []
+    facts = {}
+    for size in sorted(sizes):
+        results = [result for row, result in averaged if len(row.options) == size]
+        ones = [one for result in results for one in result["orderings"]]
+        shares = [
+            mean([one["probabilities"][place] for one in ones]) for place in range(size)
+        ]
+        tops = [
+            mean([float(one["option_ids"][place] == one["top"]) for one in ones])
+            for place in range(size)
+        ]
+        facts[str(size)] = {
+            "rows": len(results),
+            "mean_probability": shares,
+            "top": tops,
+        }
+        table += [
+            (size, len(results), place + 1, f"{share:.4f}", f"{share - 1 / size:+.4f}",
+             f"{top:.1%}")
+            for place, (share, top) in enumerate(zip(shares, tops, strict=True))
+        ]  # fmt: skip
+    findings.facts["places"] = facts
+    findings.table(
+        "Position bias",
+        ("options", "rows", "place", "mean probability", "over 1/n", "is the top"),
+        table,
+    )
+    size = sizes.most_common(1)[0][0]
+    findings.plot(
+        f"Mean probability by place, {size} options",
+        bar_plot(
+            [f"{place + 1}" for place in range(size)],
+            facts[str(size)]["mean_probability"],  # type: ignore[arg-type]
+            x_label="place in the prompt",
+            y_label="mean probability",
+            reference=1 / size,
+            reference_label=f"1/{size}",
+        ),
+        "Every option stood once in every place: what leaves the dashed line is the "
+        "pull of the place itself.",
+    )

@@ -1,0 +1,168 @@
+"""The queue from outside: full, it refuses at once; left, it forgets.
+
+Places are held by requests that have sent their head and keep their body: admission
+comes before the body, so the queue is full without the model doing anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from .client import Answer
+from .findings import Findings
+from .rawpost import RawPost
+from .results import in_short
+from .rows import Document
+from .samples import built_in_rows, criterion, filler
+from .session import Probe
+from .statistics import percentile
+
+__all__ = ["check_closed_clients", "check_full_queue"]
+
+_EXTRA = 3  # requests past the full queue
+_LOOKS = 20  # at /health while it is full
+_SETTLE_SECONDS = 5.0
+_POLL_SECONDS = 0.01
+_LEAVERS = 6
+
+
+def check_full_queue(probe: Probe, findings: Findings) -> None:
+    """Hold every place, ask past them, look at `/health`, then let all go on."""
+    places = probe.queue_places()
+    probe.progress.step(f"limits: holding {places} places")
+    body = built_in_rows()[0].request()
+    held: list[RawPost] = []
+    try:
+        for _ in range(places):
+            held.append(_post(probe, "/decide", body))
+            held[-1].send_head()
+        _wait(probe, lambda queue: queue.get("slots_free") == 0)
+        _check_refused(probe, findings, body)
+        _check_health(probe, findings)
+        for post in held:
+            post.send_body()
+        answers = [_read(probe, post, (200,)) for post in held]
+    finally:
+        for post in held:
+            post.close()
+    others = [answer.named for answer in answers if answer.status != 200]
+    seen = in_short(others) or f"{places} held requests answered"
+    findings.check("every admitted request is answered", not others, seen)
+    findings.facts["queue_places"] = places
+
+
+def _post(probe: Probe, path: str, body: Document) -> RawPost:
+    seconds: float = probe.options.deadline
+    return RawPost(probe.target, probe.token, path, body, seconds)
+
+
+def _read(probe: Probe, post: RawPost, expected: tuple[int, ...]) -> Answer:
+    seconds: float = probe.options.deadline
+    return post.read(probe.tally, expected=expected, seconds=seconds)
+
+
+def _wait(probe: Probe, settled: Callable[[dict[str, object]], bool]) -> float | None:
+    """Poll `/health` until its queue is as wanted; seconds, or None if never."""
+    started = time.monotonic()
+    while time.monotonic() - started < _SETTLE_SECONDS:
+        queue = probe.health_part("queue")
+        if not queue:
+            return None
+        if settled(queue):
+            return time.monotonic() - started
+        time.sleep(_POLL_SECONDS)
+    return None
+
+
+def _check_refused(probe: Probe, findings: Findings, body: Document) -> None:
+    """Past the queue: 429 `busy` with a Retry-After, though no body was sent."""
+    found, waits = [], []
+    for _ in range(_EXTRA):
+        post = _post(probe, "/decide", body)
+        try:
+            post.send_head()
+            answer = post.read(probe.tally, expected=(429,), seconds=_SETTLE_SECONDS)
+        finally:
+            post.close()
+        wait = answer.headers.get("retry-after", "")
+        if (answer.status, answer.code) != (429, "busy"):
+            found.append(f"got {answer.named}")
+        elif not (wait.isascii() and wait.isdigit()):
+            found.append(f"Retry-After is {wait!r}")
+        waits.append(wait)
+    seen = in_short(found) or f"Retry-After {', '.join(waits)}"
+    findings.facts["retry_after"] = waits
+    findings.check("429 past the queue, before the body is read", not found, seen)
+
+
+def _check_health(probe: Probe, findings: Findings) -> None:
+    answers = [probe.client.get("/health") for _ in range(_LOOKS)]
+    longest = max(answer.seconds for answer in answers)
+    fine = all(answer.status == 200 for answer in answers)
+    queue = probe.health_part("queue")
+    held = "not reported" if not queue else f"{queue.get('admitted')} admitted"
+    findings.facts["health_while_full_ms"] = longest * 1000
+    findings.check(
+        "/health answers while the queue is full",
+        fine,
+        f"{_LOOKS} looks, the longest {longest * 1000:.1f} ms, queue {held}",
+    )
+
+
+def check_closed_clients(probe: Probe, findings: Findings) -> None:
+    """Clients that left must not be scored: a live one comes through in their stead."""
+    rule = "a client that closes frees its place"
+    count = min(64, probe.limit("max_decisions", 64))
+    heavy: Document = {
+        "state": filler(300),
+        "decisions": [criterion(number) for number in range(count)],
+    }
+    light = built_in_rows()[0].request()
+    probe.progress.step("limits: clients that close")
+    times = [probe.ask_timed("/decide/shared", heavy)[1] for _ in range(3)]
+    alone, own = percentile(times, 0.5), probe.ask_timed("/decide", light)[1]
+    freed, waited = _leave(probe, heavy, light, alone)
+    scored = (waited - own) / alone
+    findings.facts["closed_clients"] = {
+        "clients": _LEAVERS,
+        "seconds_of_one_alone": alone,
+        "place_free_after_seconds": freed,
+        "live_answer_after_seconds": waited,
+    }
+    free = "not reported" if freed is None else f"{freed:.2f} s"
+    findings.check(
+        rule,
+        scored < _LEAVERS / 2,
+        f"{_LEAVERS} clients left requests of {alone:.2f} s each: places free after "
+        f"{free}, a live answer after {waited:.2f} s",
+    )
+
+
+def _leave(
+    probe: Probe, heavy: Document, light: Document, alone: float
+) -> tuple[float | None, float]:
+    """Seconds until the places are free, and until a live client is answered."""
+    idle = probe.health_part("queue").get("admitted", 0)
+    posts = [_post(probe, "/decide/shared", heavy) for _ in range(_LEAVERS)]
+    try:
+        for post in posts:
+            post.send_head()
+            post.send_body()
+        if _wait(probe, lambda queue: queue["admitted"] >= _LEAVERS + idle) is None:
+            time.sleep(alone / 4)  # the queue is not reported: give them time to enter
+    finally:
+        for post in posts:
+            post.close()
+    left = time.monotonic()
+    live = _post(probe, "/decide", light)
+    try:
+        live.send_head()
+        live.send_body()
+        # the call that was running keeps its place until it ends; the live one has one
+        freed = _wait(probe, lambda queue: queue["admitted"] <= idle + 2)
+        answer = _read(probe, live, (200,))
+    finally:
+        live.close()
+    waited = time.monotonic() - left
+    return (freed, waited) if answer.status == 200 else (freed, float("inf"))

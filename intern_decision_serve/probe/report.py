@@ -1,0 +1,123 @@
+"""The report: conditions and findings as one document, written as JSON, Markdown, HTML.
+
+Whatever is written passes `without_token` first. Numbers never stand without the
+conditions they were measured under, and an interrupted run says so on top.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from .findings import Findings
+from .session import Probe
+
+__all__ = ["Report", "conditions", "document", "now", "without_token", "write_reports"]
+
+
+@dataclass(slots=True)
+class Report:
+    """A whole run; `complete` is False when it was interrupted."""
+
+    started: datetime
+    conditions: list[tuple[str, str]]
+    sections: list[Findings] = field(default_factory=list)
+    answers: list[tuple[str, str, int, bool]] = field(default_factory=list)
+    seconds: float = 0.0
+    complete: bool = True
+
+    @property
+    def failed(self) -> int:
+        """The number of rules that do not hold."""
+        return sum(section.failed for section in self.sections)
+
+
+def conditions(probe: Probe, started: datetime) -> list[tuple[str, str]]:
+    """Under what the numbers hold: when, which server, from where."""
+    health = probe.health
+    model = health.get("model")
+    pins = model if isinstance(model, dict) else {}
+    shown = [
+        ("started", started.strftime("%Y-%m-%d %H:%M:%S UTC")),
+        ("server", probe.target.url),
+        ("server version", _told(health.get("version"))),
+        *((f"model {name}", _told(value)) for name, value in pins.items()),
+    ]
+    for name in ("vram_cap_gib", "max_tokens", "max_decisions", "chunking"):
+        value = "none" if name in health and health[name] is None else health.get(name)
+        shown.append((name, _told(value)))
+    for name in ("kernels", "warmup"):
+        value = health.get(name)
+        shown.append((name, "not reported" if value is None else json.dumps(value)))
+    where = f"{platform.platform()}, Python {platform.python_version()}"
+    named = f"{probe.options.client}: " if probe.options.client else ""
+    shown.append(("client", f"{named}{where}, {os.cpu_count()} CPUs"))
+    return shown
+
+
+def _told(value: object) -> str:
+    return "not reported" if value is None else str(value)
+
+
+def document(report: Report) -> dict[str, object]:
+    """The report as JSON: the same facts, without the drawings."""
+    return {
+        "format": "intern-decision-serve probe 1",
+        "complete": report.complete,
+        "seconds": round(report.seconds, 3),
+        "failed_checks": report.failed,
+        "conditions": dict(report.conditions),
+        "answers": [
+            {"section": section, "answer": named, "count": count, "expected": expected}
+            for section, named, count, expected in report.answers
+        ],
+        "sections": [_section(section) for section in report.sections],
+    }
+
+
+def _section(section: Findings) -> dict[str, object]:
+    return {
+        "name": section.name,
+        "title": section.title,
+        "complete": section.complete,
+        "seconds": round(section.seconds, 3),
+        "conditions": section.conditions,
+        "checks": [dataclasses.asdict(check) for check in section.checks],
+        "facts": section.facts,
+    }
+
+
+def without_token(text: str, token: str) -> str:
+    """The text with the token, should anything have echoed it, blotted out.
+
+    Also as JSON, HTML and a Markdown table would spell it.
+    """
+    in_json = json.dumps(token)[1:-1]
+    for spelling in {token, in_json, html.escape(token), token.replace("|", "\\|")}:
+        text = text.replace(spelling, "[token]")
+    return text
+
+
+def write_reports(
+    stem: Path, texts: Sequence[tuple[str, str]], token: str
+) -> list[Path]:
+    """Write one file per (suffix, text); the paths, in order."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for suffix, text in texts:
+        path = stem.with_name(stem.name + suffix)
+        path.write_text(without_token(text, token), "utf-8")
+        paths.append(path)
+    return paths
+
+
+def now() -> datetime:
+    """The time of day, in UTC."""
+    return datetime.now(UTC)
