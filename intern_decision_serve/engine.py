@@ -1,0 +1,312 @@
+"""The engine: the pinned model on its device, loaded fail-closed, scored, kept clean.
+
+    load_engine: read, import, cap, load, placement and architecture, settle, reference,
+                 drop the tower, re-score, prompt check, ladder, baseline
+    score:       prompt text and hash -> predict() -> response unchanged, or one error
+
+All of it runs on the one inference thread, but for `validate` and `prepare`. It must
+never change a number, write a prompt, or let a failed call's tensors live (INV-1, 4).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from . import device as card
+from . import kernels as fast_kernels
+from . import loading
+from . import warmup as ladder
+from .checkpoint import execute_inference, read_inference
+from .encoder import EncodeAhead, Prepared, Preparer, is_worth_preparing, make_preparer
+from .errors import (
+    EngineFailed,
+    InvalidRequest,
+    OutOfMemory,
+    ScoringFailed,
+    ServiceError,
+)
+from .memory import (
+    Memory,
+    drop_frames,
+    format_failure,
+    is_context_lost,
+    is_out_of_memory,
+)
+from .pins import ModelPins
+from .prompt import check_token_count, hash_prompt, render_prompt
+
+__all__ = ["Engine", "load_engine"]
+
+RESTART_SECONDS = 60  # Retry-After of a lost engine: a restart and its warm-up
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Request = dict[str, Any]
+
+
+class Forward:
+    """Stands in for `backend.model`: the same call, and whether it has returned.
+
+    A ValueError is the request's fault up to there, the model's afterwards.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.wrapped = model  # not `model`: that is a name of the model itself
+        self.returned = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.returned = False
+        output = self.wrapped(*args, **kwargs)
+        self.returned = True
+        return output
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wrapped, name)
+
+
+class Engine:
+    """One loaded checkpoint; `score`, `canary` and `memory` on the inference thread."""
+
+    def __init__(
+        self, torch: Any, inference: Any, decision_engine: Any, memory: Memory
+    ) -> None:
+        self.description: dict[str, Any] = {}
+        self.kernels: dict[str, dict[str, Any]] = {}
+        self.warmup: dict[str, Any] = {}
+        self.graphs: dict[str, Any] | None = None
+        self.longest_token = 0
+        self._torch = torch
+        self._inference = inference
+        self._decision_engine = decision_engine
+        self._memory = memory
+        self._reference: dict[str, Any] | None = None
+        self._lost = False
+        backend = decision_engine.backend
+        self._preparer: Preparer | None = None
+        self._encode = EncodeAhead(backend.encode, backend.device)
+        self._forward = Forward(backend.model)
+        backend.encode, backend.model = self._encode, self._forward
+
+    def score(
+        self, request: Request, prepared: Prepared | None = None
+    ) -> tuple[dict[str, Any], str]:
+        """Score one call: predict()'s response untouched, and its prompt's sha256.
+
+        `prepared` is used if it was made of this very request. Raises InvalidRequest,
+        OutOfMemory, ScoringFailed or EngineFailed, each unchained (INV-4).
+        """
+        self._check_lost()
+        if prepared is not None and prepared.request is not request:
+            prepared = None
+        if prepared is None:
+            prompt_sha256 = _run_client_step(lambda: hash_prompt(self._render(request)))
+        else:
+            prompt_sha256 = prepared.prompt_sha256
+        return self._predict(request, prepared), prompt_sha256
+
+    def validate(self, request: Request) -> None:
+        """Run the pinned validate_request alone: pure Python, on a handler thread."""
+        _run_client_step(lambda: self._inference.validate_request(request))
+
+    def prepare(self, request: Request) -> Prepared | None:
+        """Encode a long call ahead, on the encoder thread; None leaves a short one.
+
+        Raises InvalidRequest for what the pinned code refuses, its token limit too.
+        """
+        preparer = self._preparer
+        if preparer is None or not is_worth_preparing(request):
+            return None
+        return _run_client_step(lambda: preparer.prepare(request))
+
+    def canary(self) -> None:
+        """Score the warm-up again; EngineFailed if it fails or differs by one bit."""
+        self._check_lost()
+        try:
+            response = self._decision_engine.predict(ladder.WARMUP)
+            difference = ladder.find_difference(self._reference, response)
+        except Exception as error:
+            difference = f"it fails: {type(error).__name__}"
+            _log.error("the warm-up fails:\n%s", format_failure(error))
+            drop_frames(error)
+        if difference is not None:
+            self._lose(f"the warm-up no longer scores as it did: {difference}")
+
+    def warm_up(
+        self,
+        lengths: tuple[int, ...],
+        *,
+        keep_vision: bool,
+        progress: Callable[[str], None],
+    ) -> None:
+        """Score until ready to serve; the order is that of decisions.md.
+
+        Raises StartupRefused, or the ServiceError that a warm-up call met.
+        """
+        started = time.perf_counter()
+        progress("settling the warm-up")
+        reference, calls = ladder.settle(self.score)
+        seconds = round(time.perf_counter() - started, 3)
+        _log.info("the warm-up settled in %d calls, %.3f s", calls, seconds)
+        if not keep_vision:
+            progress("dropping the vision tower")
+            ladder.drop_vision(self._torch, self._forward.wrapped)
+            self._memory.release()
+            ladder.check_same(reference, self.score(ladder.WARMUP)[0])
+        check_token_count(
+            self._decision_engine.tokenizer,
+            self._render(ladder.WARMUP),
+            int(reference["usage"]["input_tokens"]),
+        )
+        self._reference = reference
+        rungs = ladder.climb(lengths, self.score, self._count_tokens, progress)
+        self.canary()
+        self.warmup = {
+            "settle_calls": calls,
+            "settle_seconds": seconds,
+            "vision": "kept" if keep_vision else "dropped",
+            "rungs": rungs,
+        }
+        self._preparer = make_preparer(
+            self._inference, self._decision_engine.backend, self._encode
+        )
+        self._memory.set_baseline()
+
+    def memory(self) -> dict[str, float | None]:
+        """Read the allocator's counters in MiB; None throughout on the CPU."""
+        return self._memory.counters()
+
+    def _render(self, request: Request) -> str:
+        tokenizer = self._decision_engine.tokenizer
+        return render_prompt(self._inference, tokenizer, request)
+
+    def _count_tokens(self, request: Request) -> int:
+        tokenizer = self._decision_engine.tokenizer
+        text = self._render(request)
+        return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _predict(self, request: Request, prepared: Prepared | None) -> dict[str, Any]:
+        """Run predict(); sort, log and release a failure (INV-4).
+
+        The failure to raise is made of plain strings inside the handler and raised
+        after it: by then nothing refers to the failed call's frames.
+        """
+        self._forward.returned = False
+        self._encode.prepared = prepared
+        try:
+            response: dict[str, Any] = self._decision_engine.predict(request)
+            self._memory.release_excess()
+            return response
+        except Exception as error:
+            failure = self._sort(error)
+            drop_frames(error)
+        finally:
+            self._encode.prepared = None
+        if isinstance(failure, EngineFailed):
+            raise failure
+        self._release_failed()
+        if isinstance(failure, ScoringFailed) and self._reference is not None:
+            self.canary()
+        raise failure
+
+    def _sort(self, error: Exception) -> ServiceError:
+        """Name the failure for the client; the text tells nothing of the inside."""
+        if is_out_of_memory(self._torch, error):
+            _log.warning("out of memory: %s", str(error).partition("\n")[0])
+            return OutOfMemory("the request does not fit in the GPU's memory")
+        if is_context_lost(self._torch, error):
+            self._lost = True
+            _log.critical("the engine is lost:\n%s", format_failure(error))
+            return _engine_failed()
+        if isinstance(error, ValueError) and not self._forward.returned:
+            return InvalidRequest(str(error) or "the model refuses this request")
+        _log.error("predict() failed:\n%s", format_failure(error))
+        return ScoringFailed("the model failed to score this request")
+
+    def _release_failed(self) -> None:
+        try:
+            self._memory.release()
+        except Exception as error:
+            reason = f"memory cannot be released: {type(error).__name__}"
+            _log.error("%s\n%s", reason, format_failure(error))
+            drop_frames(error)
+        else:
+            return
+        self._lose(reason)
+
+    def _check_lost(self) -> None:
+        if self._lost:
+            raise _engine_failed()
+
+    def _lose(self, reason: str) -> None:
+        self._lost = True
+        _log.critical("the engine is lost: %s", reason)
+        raise _engine_failed()
+
+
+def _engine_failed() -> EngineFailed:
+    return EngineFailed("the engine is lost", retry_after=RESTART_SECONDS)
+
+
+def _run_client_step(step: Callable[[], T]) -> T:
+    """Run pure code that only the request drives: whatever it raises is a 422."""
+    try:
+        return step()
+    except ValueError as error:
+        message = str(error) or "the model refuses this request"
+    except Exception as error:
+        kind = type(error).__name__
+        message = f"the request cannot be turned into a prompt: {kind}"
+        _log.warning("a request cannot be turned into a prompt: %s", kind)
+    raise InvalidRequest(message)
+
+
+def load_engine(
+    pins: ModelPins,
+    *,
+    checkpoint: str,
+    device: str,
+    vram_cap_gib: float | None,
+    max_tokens: int,
+    release_slack_mib: int,
+    keep_vision: bool,
+    allow_slow_kernels: bool,
+    warmup_tokens: tuple[int, ...] | None,
+    cuda_graphs: int,
+    cuda_graphs_mib: int,
+    progress: Callable[[str], None],
+) -> Engine:
+    """Load, check and warm up on the calling thread; every later call belongs to it.
+
+    Raises StartupRefused (78) or DeviceAbsent (75), one line each.
+    """
+    source = read_inference(checkpoint, pins)
+    card.drop_expandable_segments(os.environ)
+    if card.is_cuda(device):
+        fast_kernels.check_triton(os.environ)
+    progress("importing torch and the checkpoint's code")
+    torch = loading.import_torch()
+    inference = execute_inference(source, pins)
+    index = card.select_device(torch, device)
+    is_cuda = index is not None
+    kernels = fast_kernels.report_kernels(is_cuda, allow_slow=allow_slow_kernels)
+    card.apply_cap(torch, index, vram_cap_gib)
+    progress("loading the weights")
+    decision_engine = loading.construct(
+        torch, inference, checkpoint, device=device, max_tokens=max_tokens
+    )
+    card.check_model(torch, decision_engine.backend.model, index)
+    memory = Memory(torch, index, slack_mib=release_slack_mib)
+    engine = Engine(torch, inference, decision_engine, memory)
+    engine.kernels = kernels
+    engine.description = loading.describe(pins, torch, decision_engine, index)
+    engine.longest_token = loading.find_longest_token(decision_engine.tokenizer)
+    lengths = ladder.choose_lengths(warmup_tokens, max_tokens, is_cuda=is_cuda)
+    loading.refuse_service_errors(
+        lambda: engine.warm_up(lengths, keep_vision=keep_vision, progress=progress)
+    )
+    return engine

@@ -1,0 +1,126 @@
+"""Steps of the load that touch neither cap nor warm-up: import, construct, describe.
+
+It must never weaken a refusal: what fails here ends the start with one line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from .device import name_device
+from .errors import (
+    DeviceAbsent,
+    EngineFailed,
+    OutOfMemory,
+    ServiceError,
+    StartupRefused,
+)
+from .memory import format_failure, is_out_of_memory
+from .pins import SERVING_CONFIG, ModelPins
+
+__all__ = [
+    "construct",
+    "describe",
+    "find_longest_token",
+    "import_torch",
+    "refuse_service_errors",
+]
+
+_log = logging.getLogger(__name__)
+
+
+def import_torch() -> Any:
+    """Import torch on this thread, the only one that may meet the driver (INV-2)."""
+    try:
+        return importlib.import_module("torch")
+    except Exception as error:
+        _log.error("torch does not import:\n%s", format_failure(error))
+        raise StartupRefused(
+            f"torch does not import: {_first_line(error)}; "
+            "install the 'cuda' or the 'demo' extra"
+        ) from None
+
+
+def construct(
+    torch: Any, inference: Any, checkpoint: str, *, device: str, max_tokens: int
+) -> Any:
+    """Build the checkpoint's own DecisionEngine: MAX_TOKENS is its `max_length`."""
+    try:
+        return inference.DecisionEngine(
+            checkpoint, max_length=max_tokens, device=device
+        )
+    except Exception as error:
+        _log.error("the checkpoint does not load:\n%s", format_failure(error))
+        if is_out_of_memory(torch, error):
+            raise StartupRefused(
+                "the weights do not fit in the GPU's memory: raise "
+                "INTERN_DECISION_VRAM_CAP_GIB or free the card"
+            ) from None
+        raise StartupRefused(
+            f"the checkpoint does not load: {type(error).__name__}: "
+            f"{_first_line(error)}"
+        ) from None
+
+
+def describe(
+    pins: ModelPins, torch: Any, decision_engine: Any, index: int | None
+) -> dict[str, Any]:
+    """Build the `model` object of `/health` and of every decision result."""
+    first_weight = next(iter(decision_engine.backend.model.parameters()))
+    transformers = sys.modules.get("transformers")
+    return {
+        "name": pins.name,
+        "source": pins.source,
+        "revision": pins.revision,
+        "dtype": str(first_weight.dtype).removeprefix("torch."),
+        "device": name_device(torch, index),
+        "torch_version": str(torch.__version__),
+        "transformers_version": getattr(transformers, "__version__", None),
+        "serving_config": SERVING_CONFIG,
+        "inference_sha256": pins.inference_sha256,
+        "chat_template_sha256": _hash_template(decision_engine.tokenizer),
+    }
+
+
+def _hash_template(tokenizer: Any) -> str | None:
+    template = getattr(tokenizer, "chat_template", None)
+    if template is None:
+        return None
+    text = template if isinstance(template, str) else json.dumps(template)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def find_longest_token(tokenizer: Any) -> int:
+    """Return the characters of the longest token, added ones included.
+
+    A byte-level vocabulary spells every byte as one character, so no token stands for
+    more characters of text than its spelling has.
+    """
+    return max(len(token) for token in tokenizer.get_vocab())
+
+
+def refuse_service_errors(step: Callable[[], None]) -> None:
+    """Run a startup step: what a client would be told becomes a refusal to start."""
+    try:
+        step()
+        return
+    except OutOfMemory:
+        refusal: StartupRefused = StartupRefused(
+            "the warm-up does not fit in the GPU's memory: raise "
+            "INTERN_DECISION_VRAM_CAP_GIB or free the card"
+        )
+    except EngineFailed:
+        refusal = DeviceAbsent("the GPU or its context failed during the warm-up")
+    except ServiceError as error:
+        refusal = StartupRefused(f"the warm-up does not score: {error.message}")
+    raise refusal
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or "no message"
