@@ -104,14 +104,18 @@ class Service:
         api = Api(config, pins, worker, health)
         return cls(config, worker, admission, access_log, server, api)
 
-    def serve(self) -> threading.Thread:
+    def serve(self) -> None:
         """Listen, and answer from another thread; after the last startup check."""
         self.server.server_activate()
-        thread = threading.Thread(
+        threading.Thread(
             target=self.server.serve, args=(self.api,), name="accept", daemon=True
-        )
-        thread.start()
-        return thread
+        ).start()
+
+    def close(self) -> None:
+        """Accept no more; after `serve`. Idle connections end with the process."""
+        self.server.shutdown()
+        self.server.server_close()
+        self.access_log.flush()
 
 
 def run(config: Config, pins: ModelPins, announce: Callable[[str], None]) -> int:
@@ -126,15 +130,20 @@ def run(config: Config, pins: ModelPins, announce: Callable[[str], None]) -> int
     service.worker.start(lambda: events.put("ready"))
     if events.get() == "stop":
         notify.stopping()
+        service.server.server_close()
         return 0
     if service.worker.failure is not None:
+        service.server.server_close()
         raise service.worker.failure
     service.serve()
     _feed_watchdog(service.worker)
     report_progress(f"serving {pins.name}")
     notify.ready()
     announce(service.server.url)
-    return _wait_for_end(service, events)
+    try:
+        return _wait_for_end(service, events)
+    finally:
+        service.close()
 
 
 def _bind(config: Config, pins: ModelPins, events: queue.SimpleQueue[str]) -> Service:
@@ -168,10 +177,7 @@ def _wait_for_end(service: Service, events: queue.SimpleQueue[str]) -> int:
     service.worker.stop()
     threading.Thread(target=_drain, args=(service, events), daemon=True).start()
     event = events.get()  # drained, a second signal, or the engine lost meanwhile
-    if event == "lost":
-        return _end_lost(service)
-    service.access_log.flush()
-    return 0
+    return _end_lost(service) if event == "lost" else 0
 
 
 def _drain(service: Service, events: queue.SimpleQueue[str]) -> None:
@@ -183,5 +189,4 @@ def _drain(service: Service, events: queue.SimpleQueue[str]) -> None:
 def _end_lost(service: Service) -> int:
     notify.status("the engine is lost")
     service.admission.wait_until_empty(LOST_SECONDS)
-    service.access_log.flush()
     return EXIT_ENGINE_LOST
