@@ -16,13 +16,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from . import __version__, lifecycle
 from .auth import check_token_strength, make_token
 from .config import Config, load_config, unknown_settings
 from .errors import EXIT_REFUSED, StartupRefused
 
-__all__ = ["main"]
+__all__ = ["entry", "main"]
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +71,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         _complain(error)
         return EXIT_REFUSED
+
+
+def entry() -> NoReturn:
+    """Run and leave at once: no interpreter can unwind a call that torch is in."""
+    status = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _parser() -> argparse.ArgumentParser:
