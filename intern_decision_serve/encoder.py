@@ -16,7 +16,6 @@ import copy
 import json
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,6 @@ from .warmup import WARMUP
 
 __all__ = [
     "EncodeAhead",
-    "Encoder",
     "Prepared",
     "Preparer",
     "is_worth_preparing",
@@ -137,22 +135,3 @@ def _to_device(value: Any, device: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_to_device(item, device) for item in value)
     return value
-
-
-class Encoder:
-    """The one encoder thread: runs the engine's `prepare` ahead of its `score`."""
-
-    def __init__(self, prepare: Callable[[dict[str, Any]], Prepared | None]) -> None:
-        self._prepare = prepare
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="encoder")
-
-    def prepare_ahead(self, request: dict[str, Any]) -> Future[Prepared | None]:
-        """Queue one call; the future holds None for a call that is left alone.
-
-        Its `result()` raises InvalidRequest for a prompt the pinned code refuses.
-        """
-        return self._thread.submit(self._prepare, request)
-
-    def close(self) -> None:
-        """Drop what waits and end the thread after the call it is at."""
-        self._thread.shutdown(wait=False, cancel_futures=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from engine_harness import REQUEST, Harness
 from intern_decision_serve.encoder import (
     SHORTEST_PREPARED_BYTES,
     EncodeAhead,
-    Encoder,
     Prepared,
     is_worth_preparing,
     make_preparer,
@@ -204,42 +202,3 @@ def test_the_prepared_hash_is_of_the_rendered_text(
     prepared = engine.prepare(LONG)
     assert prepared is not None
     assert prepared.prompt_sha256 == hash_prompt(compiled.messages[0]["content"])
-
-
-def test_one_thread_prepares_everything(engine: Engine) -> None:
-    threads: list[str] = []
-
-    def prepare(request: dict[str, Any]) -> Prepared | None:
-        threads.append(threading.current_thread().name)
-        return engine.prepare(request)
-
-    encoder = Encoder(prepare)
-    futures = [encoder.prepare_ahead(LONG) for _ in range(4)]
-    hashes = {future.result().prompt_sha256 for future in futures if future.result()}
-    encoder.close()
-    assert len(hashes) == 1
-    assert set(threads) == {"encoder_0"}
-
-
-def test_a_refusal_comes_out_of_the_future(engine: Engine) -> None:
-    encoder = Encoder(engine.prepare)
-    future = encoder.prepare_ahead(TOO_LONG)
-    with pytest.raises(InvalidRequest, match="limit 4096"):
-        future.result()
-    encoder.close()
-
-
-def test_closing_drops_what_waits() -> None:
-    entered, leave = threading.Event(), threading.Event()
-
-    def block(request: dict[str, Any]) -> None:
-        entered.set()
-        leave.wait(10)
-
-    encoder = Encoder(block)
-    running, waiting = encoder.prepare_ahead({}), encoder.prepare_ahead({})
-    entered.wait(10)
-    encoder.close()
-    leave.set()
-    assert running.result() is None
-    assert waiting.cancelled()
