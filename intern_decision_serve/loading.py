@@ -51,6 +51,7 @@ def construct(
     torch: Any, inference: Any, checkpoint: str, *, device: str, max_tokens: int
 ) -> Any:
     """Build the checkpoint's own DecisionEngine: MAX_TOKENS is its `max_length`."""
+    _hide_progress_bars()
     try:
         return inference.DecisionEngine(
             checkpoint, max_length=max_tokens, device=device
@@ -66,6 +67,13 @@ def construct(
             f"the checkpoint does not load: {type(error).__name__}: "
             f"{_first_line(error)}"
         ) from None
+
+
+def _hide_progress_bars() -> None:
+    """Keep carriage returns out of the journal; `progress` says where loading is."""
+    bars = sys.modules.get("transformers.utils.logging")
+    if bars is not None:
+        bars.disable_progress_bar()
 
 
 def describe(
