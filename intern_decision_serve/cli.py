@@ -12,6 +12,7 @@ import dataclasses
 import json
 import logging
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -159,8 +160,12 @@ def _demo(options: argparse.Namespace) -> int:
         made = environ["INTERN_DECISION_API_TOKEN"] = make_token()
     config = _load_config(environ)
     directory = options.dir or _cache_directory(environ)
-    device = "cuda" if config.device.startswith("cuda") else "cpu"
-    checkpoint = make_checkpoint(directory, size=options.size, device=device)
+    if config.device != "cpu":  # nothing of this process may meet the card before load
+        maker = [sys.executable, "-m", "intern_decision_serve.demo"]
+        subprocess.run(
+            [*maker, str(directory), options.size, config.device], check=True
+        )
+    checkpoint = make_checkpoint(directory, size=options.size)
     config = dataclasses.replace(config, checkpoint=checkpoint.path)
     return lifecycle.run(
         config, checkpoint.pins, lambda url: _say(_invitation(url, made))
