@@ -54,8 +54,13 @@ class Record:
 class AccessLog:
     """Writes the lines, sums up floods, and keeps the counts that `/health` shows."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        observe: Callable[[Record], None] = lambda record: None,
+    ) -> None:
         self._clock = clock
+        self._observe = observe
         self._lock = threading.Lock()
         self._outcomes: Counter[str] = Counter()
         self._summed: Counter[int] = Counter()
@@ -64,6 +69,7 @@ class AccessLog:
 
     def write(self, record: Record) -> None:
         """Count a finished request and log its line, or sum it up."""
+        self._observe(record)
         refusal = 400 <= record.status < 500 and not record.calls
         with self._lock:
             self._outcomes[record.code or str(record.status)] += 1

@@ -21,6 +21,7 @@ from . import mapping, systemone, validation
 from .config import Config
 from .errors import InvalidRequest, ScoringFailed, ServiceError
 from .health import Health
+from .metrics import CONTENT_TYPE, Metrics
 from .pins import READOUT, ModelPins
 from .worker import Job, Result, Worker
 
@@ -71,12 +72,18 @@ class Api:
     """The routes over one worker; its methods run on handler threads."""
 
     def __init__(
-        self, config: Config, pins: ModelPins, worker: Worker, health: Health
+        self,
+        config: Config,
+        pins: ModelPins,
+        worker: Worker,
+        health: Health,
+        metrics: Metrics,
     ) -> None:
         self._config = config
         self._pins = pins
         self._worker = worker
         self._health = health
+        self._metrics = metrics
         self._max_values = VALUES_A_TOKEN * config.max_tokens
         self._openapi = _read_openapi()
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encoder")
@@ -89,7 +96,10 @@ class Api:
             "/health": self.health,
             "/openapi.json": self.openapi,
         }
-        self.gets: dict[str, Callable[[], Reply]] = {"/v1/models": self.models}
+        self.gets: dict[str, Callable[[], Reply]] = {
+            "/metrics": self.metrics,
+            "/v1/models": self.models,
+        }
 
     def allow(self, path: str) -> str | None:
         """The methods a path takes, as the Allow header lists them; None if unknown."""
@@ -161,6 +171,10 @@ class Api:
             for name, text in entries
         ]
         return Reply.document(200, {"models": listed})
+
+    def metrics(self) -> Reply:
+        """GET /metrics: what Prometheus scrapes; served while stopping, too."""
+        return Reply(200, self._metrics.render(), CONTENT_TYPE)
 
     def openapi(self) -> Reply:
         """GET /openapi.json: the document that ships in the package."""

@@ -26,6 +26,7 @@ from .config import Config
 from .errors import EXIT_ENGINE_LOST, StartupRefused
 from .handlers import Api
 from .health import Health
+from .metrics import Metrics, Tally
 from .pins import ModelPins
 from .server import Server
 from .worker import Worker
@@ -89,7 +90,8 @@ class Service:
         """Wire the parts and bind; raises OSError when the address cannot be had."""
         worker = Worker(load, on_lost=on_lost)
         admission = Admission(config.max_queue, lambda: worker.retry_after)
-        access_log = AccessLog()
+        tally = Tally()
+        access_log = AccessLog(observe=tally.add)
         health = Health(config, worker, admission, access_log)
         server = Server(
             (config.host, config.port),
@@ -101,7 +103,7 @@ class Service:
             inherited=inherited,
             **server_options,
         )
-        api = Api(config, pins, worker, health)
+        api = Api(config, pins, worker, health, Metrics(tally, health))
         return cls(config, worker, admission, access_log, server, api)
 
     def serve(self) -> None:
