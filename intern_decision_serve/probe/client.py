@@ -8,6 +8,7 @@ in the `Tally` it was given.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
 import json
@@ -176,6 +177,13 @@ class _Connection(http.client.HTTPConnection):
         self._limited = None
         super().close()
 
+    def abort(self) -> None:
+        """Wake whoever waits for this socket."""
+        limited = self._limited
+        if limited is not None:
+            with contextlib.suppress(OSError):
+                limited.sock.shutdown(socket.SHUT_RDWR)
+
     def renew(self, deadline: float) -> None:
         """Set the next request's deadline; drop a connection the server has closed.
 
@@ -201,6 +209,7 @@ class Client:
         self._tally = tally
         self._deadline = deadline
         self._connection = _Connection(target)
+        self._aborted = False
 
     def get(self, path: str, *, expected: Iterable[int] = (200,)) -> Answer:
         """GET without a token."""
@@ -233,9 +242,20 @@ class Client:
         headers = {"Authorization": f"Bearer {self._token}"}
         return self._send(method, path, None, headers, expected)
 
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Drop the connection."""
         self._connection.close()
+
+    def abort(self) -> None:
+        """End a request under way, from another thread; what it gets is not counted."""
+        self._aborted = True
+        self._connection.abort()
 
     def _send(
         self,
@@ -252,7 +272,8 @@ class Client:
             self._connection.close()
             failure = type(error).__name__
             answer = Answer(0, {}, None, time.monotonic() - started, failure)
-        self._tally.add(answer, expected=answer.status in expected)
+        if not self._aborted:
+            self._tally.add(answer, expected=answer.status in expected)
         return answer
 
     def _exchange(

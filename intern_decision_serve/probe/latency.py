@@ -77,7 +77,9 @@ def _by_length(probe: Probe, findings: Findings, seconds: float) -> None:
         probe.progress.step(f"latency: {wanted} tokens, 1 question")
         make = numbered(one_question, sizer.words_for(wanted))
         points.append(sample(probe, str(wanted), make, seconds))
-    _report(findings, "By prompt length, one question", "by_tokens", points)
+    _report(
+        findings, "By prompt length, one question", "by_tokens", points, shape="wanted"
+    )
     findings.plot(
         "Latency by prompt length",
         line_plot(_lines(points, [point.tokens for point in points]),
@@ -94,7 +96,13 @@ def _by_questions(probe: Probe, findings: Findings, seconds: float) -> None:
         probe.progress.step(f"latency: {count} questions")
         make = numbered(criteria(count), _SHORT_WORDS)
         points.append(sample(probe, str(count), make, seconds))
-    _report(findings, "By number of questions, a short state", "by_questions", points)
+    _report(
+        findings,
+        "By number of questions, a short state",
+        "by_questions",
+        points,
+        shape="questions",
+    )
     findings.plot(
         "Latency by number of questions",
         line_plot(_lines(points, counts), x_label="questions in one request",
@@ -117,7 +125,8 @@ def _named_shapes(probe: Probe, findings: Findings, seconds: float) -> None:
         make = numbered(criteria(16), sizer.words_for(wanted))
         label = "16 criteria, 3,900-token state"
         points.append(sample(probe, label, make, seconds))
-    _report(findings, "Named shapes", "named_shapes", points)
+    note = f"Of the tokens of the 16 criteria, {sizer.overhead()} are not the state's."
+    _report(findings, "Named shapes", "named_shapes", points, shape="shape", note=note)
     for missing in ("21 binary criteria", "16 criteria, 3,900-token state"):
         if missing not in [point.label for point in points]:
             findings.skip(missing, "over the server's limits")
@@ -136,7 +145,7 @@ def _by_clients(probe: Probe, findings: Findings, seconds: float) -> None:
             changes.append((watch.now, f"{count}"))
             points.append(sample_at_once(probe, str(count), make, seconds, count))
     _report(findings, "By clients asking at once, one short question", "by_clients",
-            points, with_rate=True)  # fmt: skip
+            points, shape="clients", with_rate=True)  # fmt: skip
     findings.plot(
         "Latency by clients",
         line_plot(_lines(points, counts), x_label="clients asking at once",
@@ -171,10 +180,9 @@ def _report_watch(
     findings.facts["queue_under_load"] = known
     findings.plot(
         "Queue under load",
-        step_plot(known, changes, x_label="seconds", y_label="requests admitted",
-                  mark_label="clients"),
-        f"What /health showed while {shown} clients asked.",
-    )  # fmt: skip
+        step_plot(known, changes, x_label="seconds", y_label="requests admitted"),
+        f"What /health showed. The uprights are where {shown} clients began to ask.",
+    )
 
 
 def _lines(points: Sequence[Point], places: Sequence[int]) -> list[Line]:
@@ -197,6 +205,8 @@ def _report(
     fact: str,
     points: list[Point],
     *,
+    shape: str,
+    note: str = "",
     with_rate: bool = False,
 ) -> None:
     rate = ("answers/s",) if with_rate else ()
@@ -205,7 +215,7 @@ def _report(
         for p in points
     ]
     findings.facts[fact] = [point.facts() for point in points]
-    findings.table(title, ("shape", "tokens", *rate, *CELLS), rows)
+    findings.table(title, (shape, "tokens", *rate, *CELLS), rows, note)
     refused = sum(sum(point.refused.values()) for point in points)
     findings.check(
         f"{title}: every answer was a 200", refused == 0, f"{refused} others"

@@ -14,6 +14,7 @@ from .findings import Findings
 from .invalid import invalid_requests
 from .memory import check_memory
 from .queueing import check_closed_clients, check_full_queue
+from .report import without_token
 from .results import in_short, same_answer
 from .samples import built_in_rows
 from .session import Probe
@@ -25,6 +26,7 @@ TITLE = "Limits and refusals"
 
 _PATHS = ("/decide", "/decide/shared", "/v1/systemone")
 _PIECE = 65536
+_SHOWN_LETTERS = 90
 
 
 def measure(probe: Probe, findings: Findings) -> None:
@@ -137,17 +139,16 @@ def _check_rules(probe: Probe, findings: Findings) -> None:
         answer = probe.client.post(path, body, expected=(422,))
         problem = refusal_problem(answer, 422, "invalid_request")
         found += [f"{rule}: {problem}"] if problem else []
-        rows.append((rule, path, answer.named, _message(answer)))
+        rows.append((rule, path, answer.named, _message(answer, probe.token)))
     seen = in_short(found) or f"{len(rows)} rules"
     findings.check("422 for each rule", not found, seen)
     findings.facts["rules"] = len(rows)
     findings.table("Rules", ("broken rule", "path", "answer", "message"), rows)
 
 
-def _message(answer: Answer) -> str:
-    if isinstance(answer.document, dict) and isinstance(
-        answer.document.get("error"), dict
-    ):
-        text = str(answer.document["error"].get("message", ""))
-        return text if len(text) <= 90 else text[:87] + "..."
-    return ""
+def _message(answer: Answer, token: str) -> str:
+    """The server's words; cut only after a token in them is blotted out."""
+    error = answer.document.get("error") if isinstance(answer.document, dict) else None
+    message = error.get("message", "") if isinstance(error, dict) else ""
+    text = without_token(str(message), token)
+    return text if len(text) <= _SHOWN_LETTERS else text[: _SHOWN_LETTERS - 3] + "..."

@@ -24,7 +24,7 @@ def check_memory(probe: Probe, findings: Findings) -> None:
     findings.facts["memory_before"] = probe.health_part("memory") or None
     cap = probe.health.get("vram_cap_gib")
     if cap is None:
-        findings.skip(_RULE, "not measured: the server has no VRAM cap")
+        findings.skip(_RULE, "the server has no VRAM cap")
         return
     probe.progress.step("limits: the largest call under the VRAM cap")
     wanted = round(probe.limit("max_tokens", 8192) * _TOP_SHARE)

@@ -23,6 +23,7 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     """Read the arguments; SystemExit(2) with one line for a bad one."""
     parser = argparse.ArgumentParser(
         prog="intern-decision-serve probe",
+        allow_abbrev=False,  # --token must not pass for --token-file
         description="Measure a running server from outside and write a report.",
         epilog=f"The token comes from {TOKEN_VARIABLE} or --token-file. Exit status: 0 "
         "every check holds, 1 one does not or the server differs from --expect, 2 bad "

@@ -122,7 +122,7 @@ def _head(report: Report) -> Iterator[str]:
     skipped = sum(check.outcome == NOT_MEASURED for check in checks)
     held = len(checks) - report.failed - skipped
     word = "fail" if report.failed or not report.complete else "pass"
-    verdict = f"{held} checks hold, {report.failed} fail, {skipped} not measured"
+    verdict = f"{held} checks pass, {report.failed} fail, {skipped} not measured"
     if not report.complete:
         verdict = f"Incomplete, interrupted: {verdict}"
     yield f'<div class="verdict {word}">{verdict}</div><nav>'
@@ -165,7 +165,7 @@ def _section(section: Findings) -> Iterator[str]:
 
 
 def _check(check: Check) -> str:
-    words = {PASS: ("pass", "holds"), FAIL: ("fail", "fails")}
+    words = {PASS: ("pass", "pass"), FAIL: ("fail", "fail")}
     style, word = words.get(check.outcome, ("skip", check.outcome))
     return (
         f'<tr><td class="o {style}">{word}</td><td>{escape(check.rule)}</td>'

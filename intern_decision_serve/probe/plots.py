@@ -164,20 +164,18 @@ def step_plot(
     *,
     x_label: str,
     y_label: str,
-    mark_label: str,
 ) -> str:
-    """A value that holds until the next look; uprights where conditions changed."""
+    """A value that holds until the next look; uprights name what changed there."""
     x_high = max(x for x, _ in points)
     y_ticks = nice_ticks(max(y for _, y in points) * 1.15)
     frame = _Frame(x_high or 1.0, y_ticks[-1], right=24)
     ticks = [(tick, _text(tick)) for tick in nice_ticks(x_high, 6) if tick <= x_high]
     parts = [frame.axes(ticks, y_ticks, x_label, y_label)]
-    for place, (at, name) in enumerate(changes):
+    for at, name in changes:
         x = frame.x(min(at, x_high))
-        word = f"{mark_label}: " if place == 0 else ""
         parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" '
                      f'y2="{frame.y(0)}"/><text class="tick" x="{x + 5:.1f}" '
-                     f'y="{_TOP + 11}">{escape(word + name)}</text>')  # fmt: skip
+                     f'y="{_TOP + 11}">{escape(name)}</text>')  # fmt: skip
     corners: list[tuple[float, float]] = []
     for x, y in points:
         if corners:
@@ -227,9 +225,6 @@ def reliability_plot(points: Sequence[tuple[float, float, int]]) -> str:
     parts = [frame.axes(named, ticks, "stated confidence", "accuracy")]
     parts.append(f'<path class="reference" d="{_path(frame, [(0, 0), (1, 1)])}"/>')
     total = sum(rows for _, _, rows in points) or 1
-    if len(points) > 1:
-        path = _path(frame, [(x, y) for x, y, _ in points])
-        parts.append(f'<path class="line thin s1" d="{path}"/>')
     for confidence, accuracy, rows in points:
         radius = 4 + 16 * math.sqrt(rows / total)
         parts.append(f'<circle class="bubble s1" cx="{frame.x(confidence):.1f}" '

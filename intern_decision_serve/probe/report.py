@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from .findings import Findings
-from .session import Probe
+from .session import Probe, Reply
 
 __all__ = ["Report", "conditions", "document", "now", "without_token", "write_reports"]
 
@@ -28,6 +28,7 @@ class Report:
 
     started: datetime
     conditions: list[tuple[str, str]]
+    health: Reply = field(default_factory=dict)
     sections: list[Findings] = field(default_factory=list)
     answers: list[tuple[str, str, int, bool]] = field(default_factory=list)
     seconds: float = 0.0
@@ -53,16 +54,31 @@ def conditions(probe: Probe, started: datetime) -> list[tuple[str, str]]:
     for name in ("vram_cap_gib", "max_tokens", "max_decisions", "chunking"):
         value = "none" if name in health and health[name] is None else health.get(name)
         shown.append((name, _told(value)))
-    for name in ("kernels", "warmup"):
-        value = health.get(name)
-        shown.append((name, "not reported" if value is None else json.dumps(value)))
+    shown += _kernels(health.get("kernels"))
+    shown.append(("warmup", _told(health.get("warmup"))))
     where = f"{platform.platform()}, Python {platform.python_version()}"
     named = f"{probe.options.client}: " if probe.options.client else ""
     shown.append(("client", f"{named}{where}, {os.cpu_count()} CPUs"))
     return shown
 
 
+def _kernels(kernels: object) -> list[tuple[str, str]]:
+    """One line per kernel name: where its implementation comes from."""
+    if not isinstance(kernels, dict) or not kernels:
+        return [("kernels", _told(kernels))]
+    lines = []
+    for name, bound in kernels.items():
+        said = bound if isinstance(bound, dict) else {"implementation": bound}
+        source = f"{said.get('package', '')} {said.get('version', '')}".strip()
+        slow = ", the slow fallback" if said.get("fast") is False else ""
+        source = source or str(said.get("implementation"))
+        lines.append((f"kernel {name}", source + slow))
+    return lines
+
+
 def _told(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {part}" for name, part in value.items())
     return "not reported" if value is None else str(value)
 
 
@@ -74,6 +90,7 @@ def document(report: Report) -> dict[str, object]:
         "seconds": round(report.seconds, 3),
         "failed_checks": report.failed,
         "conditions": dict(report.conditions),
+        "health": report.health,
         "answers": [
             {"section": section, "answer": named, "count": count, "expected": expected}
             for section, named, count, expected in report.answers
@@ -90,6 +107,7 @@ def _section(section: Findings) -> dict[str, object]:
         "seconds": round(section.seconds, 3),
         "conditions": section.conditions,
         "checks": [dataclasses.asdict(check) for check in section.checks],
+        "tables": [dataclasses.asdict(table) for table in section.tables],
         "facts": section.facts,
     }
 

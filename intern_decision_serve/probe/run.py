@@ -69,12 +69,11 @@ def open_probe(options: argparse.Namespace, token: str, progress: Progress) -> P
     """Reach the server and make sure of the token; Unusable says why not."""
     target = parse_target(options.url)
     tally = Tally("opening")
-    client = Client(target, token, tally, deadline=options.deadline)
-    answer = client.get("/health")
-    if answer.status != 200 or not isinstance(answer.document, dict):
-        raise Unusable(f"{target.url}/health: {answer.named}")
-    first = client.post("/decide", built_in_rows()[0].request())
-    client.close()
+    with Client(target, token, tally, deadline=options.deadline) as client:
+        answer = client.get("/health")
+        if answer.status != 200 or not isinstance(answer.document, dict):
+            raise Unusable(f"{target.url}/health: {answer.named}")
+        first = client.post("/decide", built_in_rows()[0].request())
     if first.status in (401, 403):
         raise Unusable(f"{target.url} refuses the token: {first.named}")
     if options.rows is not None:
@@ -89,10 +88,11 @@ def run(options: argparse.Namespace, token: str, out: TextIO, err: TextIO) -> in
     expected = expect.read_expected(options.expect) if options.expect else None
     if options.compare is not None:
         control.earlier_rows(options.compare)
+    options.out.parent.mkdir(parents=True, exist_ok=True)  # better now than too late
     progress = Progress(err)
     started, clock = now(), time.monotonic()
     probe = open_probe(options, token, progress)
-    report = Report(started, conditions(probe, started))
+    report = Report(started, conditions(probe, started), probe.health)
     try:
         for name in options.sections:
             title, measure = _SECTIONS[name]
@@ -100,6 +100,7 @@ def run(options: argparse.Namespace, token: str, out: TextIO, err: TextIO) -> in
         _expectation(probe, report, expected)
     except KeyboardInterrupt:
         report.complete = False
+    probe.close()
     progress.clear()
     _count_answers(probe, report)
     report.seconds = time.monotonic() - clock

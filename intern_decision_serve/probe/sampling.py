@@ -21,6 +21,7 @@ __all__ = ["HealthSample", "HealthWatch", "Point", "sample", "sample_at_once"]
 
 _FEWEST = 3
 _WATCH_SECONDS = 0.05
+_PATIENCE_SECONDS = 5.0
 
 Make = Callable[[int], tuple[str, Document]]
 
@@ -179,7 +180,8 @@ class HealthWatch:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join()
+        self._thread.join(_PATIENCE_SECONDS)
+        self._client.abort()
         self._client.close()
 
     @property
@@ -188,12 +190,16 @@ class HealthWatch:
         return time.monotonic() - self._started
 
     def _watch(self) -> None:
+        self._look()
         while not self._stop.wait(_WATCH_SECONDS):
-            at = self.now
-            answer = self._client.get("/health")
-            if answer.status != 200 or not isinstance(answer.document, dict):
-                self.refused += 1
-                continue
-            queue = answer.document.get("queue")
-            admitted = queue.get("admitted") if isinstance(queue, dict) else None
-            self.samples.append(HealthSample(at, answer.seconds, admitted))
+            self._look()
+
+    def _look(self) -> None:
+        at = self.now
+        answer = self._client.get("/health")
+        if answer.status != 200 or not isinstance(answer.document, dict):
+            self.refused += 1
+            return
+        queue = answer.document.get("queue")
+        admitted = queue.get("admitted") if isinstance(queue, dict) else None
+        self.samples.append(HealthSample(at, answer.seconds, admitted))

@@ -66,6 +66,11 @@ class Probe:
             self._main = self.connect()
         return self._main
 
+    def close(self) -> None:
+        """Drop the main thread's connection."""
+        if self._main is not None:
+            self._main.close()
+
     def ask(self, path: str, body: object) -> Reply:
         """The 200 answer to one POST."""
         return object_of(path, self.client.post(path, body))
@@ -93,23 +98,21 @@ class Probe:
     def at_once(self, work: Callable[[Client], _T], clients: int) -> list[_T]:
         """Run `work` on that many threads, a connection each; the first error wins."""
 
-        def run() -> _T:
-            client = self.connect()
-            try:
-                return work(client)
-            finally:
-                client.close()
-
+        connections = [self.connect() for _ in range(clients)]
         pool = ThreadPoolExecutor(clients)
-        futures = [pool.submit(run) for _ in range(clients)]
+        futures = [pool.submit(work, client) for client in connections]
         try:
             return [future.result() for future in futures]
         except BaseException:
             self.stopping.set()  # loops look at it between two requests
+            for client in connections:
+                client.abort()
             raise
         finally:
             pool.shutdown(wait=True)
             self.stopping.clear()
+            for client in connections:
+                client.close()
 
     def limit(self, name: str, otherwise: int) -> int:
         """A whole-number limit of `/health`, or what the contract gives as default."""

@@ -1,0 +1,193 @@
+"""The probe's wire: one deadline, one try, every answer counted."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from probe_fakes import TOKEN, serving
+
+from intern_decision_serve.probe.client import Client, Tally, Target, parse_target
+from intern_decision_serve.probe.rawpost import RawPost
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+BODY = {
+    "id": "d",
+    "state": "s",
+    "question": "q?",
+    "options": [{"id": "a", "description": "A"}, {"id": "b", "description": "B"}],
+}
+
+
+@contextmanager
+def answering(
+    *replies: bytes, hold: bool = False
+) -> Iterator[tuple[Target, list[int]]]:
+    """A peer that gives each connection one raw reply; counts connections."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    seen: list[int] = []
+    done = threading.Event()
+
+    def serve() -> None:
+        for reply in replies:
+            connection, _ = listener.accept()
+            with connection:
+                seen.append(1)
+                connection.recv(65536)
+                connection.sendall(reply)
+                if hold:
+                    done.wait(10)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield Target("http", "127.0.0.1", listener.getsockname()[1], ""), seen
+    finally:
+        done.set()
+        thread.join(5)
+        listener.close()
+
+
+def make_client(target: Target, tally: Tally, deadline: float = 10.0) -> Client:
+    return Client(target, TOKEN, tally, deadline=deadline)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://127.0.0.1:8100", "http://127.0.0.1:8100"),
+        ("http://host", "http://host:80"),
+        ("https://host/prefix/", "https://host:443/prefix"),
+        ("http://[::1]:8100", "http://[::1]:8100"),
+    ],
+)
+def test_an_address_is_read(url: str, shown: str) -> None:
+    assert parse_target(url).url == shown
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["host:8100", "ftp://host", "http://", "http://u:p@host", "http://host/?q=1",
+     "http://host:99999"],
+)  # fmt: skip
+def test_a_bad_address_is_refused(url: str) -> None:
+    with pytest.raises(ValueError):
+        parse_target(url)
+
+
+def test_one_connection_serves_many_requests() -> None:
+    tally = Tally("here")
+    with serving() as fake, make_client(parse_target(fake.url), tally) as client:
+        answers = [client.post("/decide", BODY) for _ in range(3)]
+    assert [answer.status for answer in answers] == [200, 200, 200]
+    assert tally.counts == {("here", "200", True): 3}
+
+
+def test_a_dead_server_is_an_answer_with_a_reason() -> None:
+    tally = Tally("here")
+    with answering() as (target, _):
+        pass
+    with make_client(target, tally) as client:
+        answer = client.get("/health")
+    assert (answer.status, answer.code) == (0, "ConnectionRefusedError")
+    assert tally.unexpected() == 1
+
+
+def test_a_lost_answer_is_never_asked_for_again() -> None:
+    tally = Tally("here")
+    with answering(b"") as (target, seen):
+        with make_client(target, tally) as client:
+            answer = client.post("/decide", BODY)
+        assert answer.named == "no answer RemoteDisconnected"
+        assert len(seen) == 1
+    assert tally.counts == {("here", "no answer RemoteDisconnected", False): 1}
+
+
+def test_a_connection_the_server_closed_is_opened_anew() -> None:
+    tally = Tally("here")
+    with (
+        answering(ANSWER, ANSWER) as (target, seen),
+        make_client(target, tally) as client,
+    ):
+        assert client.get("/health").status == 200
+        sock = client._connection._limited
+        assert sock is not None
+        sock.sock.settimeout(5)
+        assert sock.sock.recv(1, socket.MSG_PEEK) == b""  # the peer's close is here
+        assert client.get("/health").status == 200
+        assert len(seen) == 2
+
+
+def test_the_deadline_holds_for_an_answer_that_never_ends() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n{"
+    with answering(head, hold=True) as (target, _):
+        with make_client(target, Tally(), deadline=0.2) as client:
+            answer = client.get("/health")
+    assert (answer.status, answer.code) == (0, "TimeoutError")
+
+
+def test_a_body_after_connection_close_is_still_read() -> None:
+    reply = b'HTTP/1.1 401 X\r\nConnection: close\r\n\r\n{"error":{"code":"c"}}'
+    with answering(reply) as (target, _):
+        with make_client(target, Tally()) as client:
+            answer = client.get("/health", expected=(401,))
+    assert answer.named == "401 c"
+
+
+@pytest.mark.parametrize("raw", [b"NaN", b"<html>", b"", b'"\xff"'])
+def test_an_answer_that_is_not_json_has_no_document(raw: bytes) -> None:
+    reply = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(raw), raw)
+    with answering(reply) as (target, _):
+        with make_client(target, Tally()) as client:
+            answer = client.get("/health")
+    assert (answer.status, answer.document) == (200, None)
+
+
+def test_a_refusal_sent_before_the_body_was_read_is_seen() -> None:
+    tally = Tally()
+    with serving() as fake, make_client(parse_target(fake.url), tally) as client:
+        answer = client.post("/decide", b" " * 8_000_000, expected=(413,))
+        assert answer.named == "413 request_too_large"
+    assert tally.unexpected() == 0
+
+
+def test_chunks_are_sent_without_a_length() -> None:
+    with serving() as fake, make_client(parse_target(fake.url), Tally()) as client:
+        raw = json.dumps(BODY).encode()
+        assert client.post("/decide", iter([raw[:20], raw[20:]])).status == 200
+
+
+def test_a_raw_post_can_hold_its_body_back() -> None:
+    tally = Tally("raw")
+    with serving() as fake:
+        post = RawPost(parse_target(fake.url), TOKEN, "/decide", BODY, 5.0)
+        post.send_head()
+        post.send_body()
+        answer = post.read(tally, expected=(200,), seconds=5.0)
+        late = RawPost(parse_target(fake.url), TOKEN, "/decide", BODY, 5.0)
+        late.send_head()
+        nothing = late.read(tally, expected=(200,), seconds=0.05)
+        post.close()
+        late.close()
+    assert answer.status == 200
+    assert nothing.named == "no answer TimeoutError"
+    assert tally.unexpected() == 1
+
+
+def test_an_aborted_request_is_not_counted() -> None:
+    tally = Tally()
+    with answering(b"HTTP/1.1 200 OK\r\n", hold=True) as (target, seen):
+        client = make_client(target, tally)
+        thread = threading.Thread(target=client.get, args=("/health",))
+        thread.start()
+        while not seen or client._connection._limited is None:
+            pass
+        client.abort()
+        thread.join(5)
+        client.close()
+        assert not thread.is_alive()
+    assert tally.counts == {}

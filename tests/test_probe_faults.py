@@ -1,0 +1,254 @@
+"""The probe passes a good server and names each fault planted in a bad one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from probe_fakes import FAULTS, TOKEN, serving
+
+from intern_decision_serve import probe
+from intern_decision_serve.probe import queueing
+
+
+@pytest.fixture
+def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run the probe on a URL: the exit status and the JSON report."""
+    monkeypatch.setenv("INTERN_DECISION_API_TOKEN", TOKEN)
+    # How long a bad server is waited for; a good one is ready at once.
+    monkeypatch.setattr(queueing, "_SETTLE_SECONDS", 0.5)
+
+    def run(url: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+        out = tmp_path / "reports" / "report"
+        always = ["--seconds", "0.05", "--repeats", "2", "--out", str(out)]
+        status = probe.main([url, *always, *arguments])
+        return status, json.loads(out.with_name("report.json").read_text("utf-8"))
+
+    return run
+
+
+def outcomes(report: dict[str, Any]) -> dict[str, str]:
+    return {
+        check["rule"]: check["outcome"]
+        for section in report["sections"]
+        for check in section["checks"]
+    }
+
+
+def failures(report: dict[str, Any]) -> dict[str, str]:
+    return {
+        check["rule"]: check["seen"]
+        for section in report["sections"]
+        for check in section["checks"]
+        if check["outcome"] == "fail"
+    }
+
+
+def test_a_good_server_passes_every_section(measure: Any) -> None:
+    with serving() as fake:
+        status, report = measure(fake.url)
+    assert failures(report) == {}
+    assert (status, report["complete"], report["failed_checks"]) == (0, True, 0)
+    assert [section["name"] for section in report["sections"]] == [
+        "control", "repeat", "orderings", "chunking", "latency", "limits",
+        "calibration", "all",
+    ]  # fmt: skip
+    skipped = {rule for rule, o in outcomes(report).items() if o == "not measured"}
+    # a fake is mostly too fast to tell the time of
+    assert skipped - {"a client that closes frees its place"} == {
+        "the same answers after a restart",
+        "16 criteria, 3,900-token state",
+        "over the VRAM cap is a 503, and memory returns to the baseline",
+    }
+    assert all(answer["expected"] for answer in report["answers"])
+
+
+def test_a_server_that_reports_only_the_contracts_health_passes(measure: Any) -> None:
+    with serving(reports=False) as fake:
+        status, report = measure(
+            fake.url, "--max-queue", "4", "--max-body-bytes", "65536"
+        )
+    assert failures(report) == {}
+    assert status == 0
+    assert report["conditions"]["server version"] == "not reported"
+    assert outcomes(report)["queue under load"] == "not measured"
+
+
+# fault, section that finds it, settings of the server, the rules that fail
+PLANTED = [
+    (
+        "shuffles results",
+        "chunking",
+        {},
+        {
+            "results come back in request order",
+            "call says index, field and questions truly",
+            "timing counts the calls",
+            "chunked is as asked chunk by chunk",
+        },
+    ),
+    (
+        "swaps answers between calls",
+        "chunking",
+        {},
+        {"chunked is as asked chunk by chunk"},
+    ),
+    ("ignores the token", "limits", {}, {"401 without the right token"}),
+    (
+        "drops the body cap",
+        "limits",
+        {},
+        {"413 for one byte more, declared", "413 for one byte more, streamed"},
+    ),
+    (
+        "drops the VRAM cap",
+        "limits",
+        {"vram_cap_gib": 2.0, "largest_tokens": 2000},
+        {"over the VRAM cap is a 503, and memory returns to the baseline"},
+    ),
+    (
+        "keeps memory after running out",
+        "limits",
+        {"vram_cap_gib": 2.0, "largest_tokens": 2000},
+        {"over the VRAM cap is a 503, and memory returns to the baseline"},
+    ),
+    (
+        "answers a closed client",
+        "limits",
+        {"call_seconds": 0.02, "max_queue": 8},
+        {"a client that closes frees its place"},
+    ),
+    (
+        "repeats unstably",
+        "repeat",
+        {},
+        {"the same answers when asked again", "the same answers while others ask"},
+    ),
+    (
+        "lies about call.index",
+        "chunking",
+        {},
+        {"call says index, field and questions truly"},
+    ),
+    (
+        "queues without bound",
+        "limits",
+        {},
+        {"429 past the queue, before the body is read"},
+    ),
+    (
+        "refuses without Retry-After",
+        "limits",
+        {},
+        {"429 past the queue, before the body is read"},
+    ),
+    (
+        "combines by arithmetic mean",
+        "orderings",
+        {},
+        {"rotations are the n shifts, each a result, combined as the contract says"},
+    ),
+    ("accepts NaN", "limits", {}, {"422 for each rule"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "section", "settings", "rules"), PLANTED, ids=[row[0] for row in PLANTED]
+)
+def test_a_planted_fault_is_named(
+    measure: Any, fault: str, section: str, settings: dict[str, Any], rules: set[str]
+) -> None:
+    with serving(fault, **settings) as fake:
+        status, report = measure(fake.url, "--sections", section)
+    ours = set(failures(report)) - {"every answer is one the probe asked for"}
+    assert ours == rules
+    assert status == 1
+
+
+def test_a_server_that_resets_is_counted_not_retried(measure: Any) -> None:
+    with serving("resets now and then") as fake:
+        status, report = measure(fake.url, "--sections", "control")
+    assert status == 1
+    assert failures(report) == {
+        "the section could go on": "/decide answered no answer RemoteDisconnected",
+        "every answer is one the probe asked for": "1 of 8 answers are not",
+    }
+    assert report["answers"][-1] == {
+        "section": "control",
+        "answer": "no answer RemoteDisconnected",
+        "count": 1,
+        "expected": False,
+    }
+
+
+def test_running_out_of_memory_under_the_cap_passes(measure: Any) -> None:
+    with serving(vram_cap_gib=2.0, largest_tokens=2000) as fake:
+        status, report = measure(fake.url, "--sections", "limits")
+    assert failures(report) == {}
+    assert status == 0
+    rule = "over the VRAM cap is a 503, and memory returns to the baseline"
+    assert outcomes(report)[rule] == "pass"
+
+
+def test_a_client_that_closes_frees_its_place(measure: Any) -> None:
+    with serving(call_seconds=0.02, max_queue=8) as fake:
+        status, report = measure(fake.url, "--sections", "limits")
+    assert failures(report) == {}
+    assert outcomes(report)["a client that closes frees its place"] == "pass"
+
+
+def test_a_cap_that_the_largest_call_fits_under_claims_nothing(measure: Any) -> None:
+    with serving(vram_cap_gib=2.0) as fake:
+        status, report = measure(fake.url, "--sections", "limits")
+    [check] = [
+        check
+        for check in report["sections"][0]["checks"]
+        if check["rule"].startswith("over the VRAM cap")
+    ]
+    assert check["outcome"] == "not measured"
+    assert check["seen"] == (
+        "not reached: the largest legal call fits, peak 1024.0 MiB of 2048 MiB"
+    )
+    assert status == 0
+
+
+def test_a_server_that_waits_for_the_body_before_429_fails(measure: Any) -> None:
+    with serving("reads the body before refusing") as fake:
+        status, report = measure(fake.url, "--sections", "limits")
+    assert "429 past the queue, before the body is read" in failures(report)
+    assert status == 1
+
+
+def test_an_answer_of_another_shape_ends_its_section_in_words(
+    measure: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from probe_fakes import FakeServer
+
+    def wrong(self: FakeServer, path: str, document: object) -> dict[str, Any]:
+        return {"results": None, "id": "x"}
+
+    monkeypatch.setattr(FakeServer, "answer", wrong)
+    with serving() as fake:
+        status, report = measure(fake.url, "--sections", "control,chunking")
+    assert status == 1
+    seen = {
+        (section["name"], check["seen"].replace("object of type 'NoneType' has ", ""))
+        for section in report["sections"]
+        for check in section["checks"]
+        if check["rule"] == "the section could go on"
+    }
+    assert seen == {
+        ("control", "an answer had another shape: KeyError: 'top'"),
+        ("chunking", "an answer had another shape: TypeError: no len()"),
+    }
+
+
+def test_every_fault_is_tried() -> None:
+    tried = {row[0] for row in PLANTED} | {
+        "resets now and then",
+        "reads the body before refusing",
+        "echoes the token",  # test_probe_report
+    }
+    assert tried == FAULTS

@@ -1,0 +1,163 @@
+"""The written report: the same facts three times, with their conditions, no token."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from probe_fakes import TOKEN, serving
+
+from intern_decision_serve import probe
+from intern_decision_serve.probe.findings import Findings
+from intern_decision_serve.probe.markdown import to_markdown
+from intern_decision_serve.probe.page import to_html
+from intern_decision_serve.probe.report import Report, conditions, document
+
+SUFFIXES = (".md", ".json", ".html")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A whole run's reports, of a server that echoes the token in its errors."""
+    out = tmp_path_factory.mktemp("reports") / "probe.report"
+    arguments = ["--seconds", "0.05", "--repeats", "2", "--client", "the test"]
+    with pytest.MonkeyPatch.context() as patch, serving("echoes the token") as fake:
+        patch.setenv("INTERN_DECISION_API_TOKEN", TOKEN)
+        assert probe.main([fake.url, "--out", str(out), *arguments]) == 0
+    return {end: Path(f"{out}{end}").read_text("utf-8") for end in SUFFIXES}
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_the_token_is_in_no_report(written: dict[str, str], suffix: str) -> None:
+    assert "a-token-of-the-tests" not in written[suffix]
+    assert "[token]" in written[suffix]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_report_names_its_conditions(
+    written: dict[str, str], suffix: str
+) -> None:
+    for words in ("0.0-fake", "f" * 40, "the test: ", "Python 3.", " UTC", "samples"):
+        assert words in written[suffix]
+
+
+def test_the_json_holds_every_section_and_every_answer(
+    written: dict[str, str],
+) -> None:
+    report = json.loads(written[".json"])
+    assert report["format"] == "intern-decision-serve probe 1"
+    assert report["health"]["version"] == "0.0-fake"
+    latency = next(s for s in report["sections"] if s["name"] == "latency")["facts"]
+    assert {"by_tokens", "by_questions", "named_shapes", "by_clients"} <= set(latency)
+    [point, *_] = latency["by_tokens"]
+    assert set(point) == {
+        "label", "tokens", "wall_ms", "server_ms", "queue_share", "per_second",
+        "not_200",
+    }  # fmt: skip
+    assert set(point["wall_ms"]) == {"samples", "p50", "p95", "p99"}
+    refusals = [a for a in report["answers"] if a["answer"] == "429 busy"]
+    assert refusals == [
+        {"section": "limits", "answer": "429 busy", "count": 3, "expected": True}
+    ]
+
+
+def test_markdown_tables_have_as_many_cells_as_columns(
+    written: dict[str, str],
+) -> None:
+    width = 0
+    for line in written[".md"].splitlines():
+        cells = len(re.findall(r"(?<!\\)\|", line))
+        if re.fullmatch(r"(\|---)+\|", line):
+            width = cells
+        elif line.startswith("|") and width:
+            assert cells == width, line
+        elif not line:
+            width = 0
+
+
+class _Page(HTMLParser):
+    """Collects what a browser would fetch, and whether tags are balanced."""
+
+    VOID = frozenset({"meta", "link", "line", "circle", "rect", "path", "br"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.open: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "srcset", "data", "action", "poster"):
+                self.fetched.append(value or "")
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def test_the_page_is_balanced_and_names_no_resource(written: dict[str, str]) -> None:
+    page = _Page()
+    page.feed(written[".html"])
+    assert page.open == []
+    assert page.tags.count("svg") == 6
+    assert "script" not in page.tags
+    assert all(target == "data:," or target[:1] == "#" for target in page.fetched)
+    assert not re.search(r"url\(|@import", written[".html"])
+
+
+def test_text_of_a_server_is_never_markup() -> None:
+    findings = Findings("control", "A <b>title</b>", "conditions & more")
+    findings.check("rule", False, "<script>alert(1)</script> | \\")
+    findings.table("t", ["a|b", "c"], [["<i>", None]])
+    report = Report(datetime.now(UTC), [("server", "<u>"), ("started", "now")])
+    report.sections.append(findings)
+    page = to_html(report)
+    assert not re.search(r"<script|<i>|<u>|<b>title", page)
+    markdown = to_markdown(report)
+    assert "| rule | **fail** | <script>alert(1)</script> \\| \\\\ |" in markdown
+    assert "| <i> | – |" in markdown
+
+
+def test_an_incomplete_report_says_so_everywhere() -> None:
+    report = Report(datetime.now(UTC), [("server", "s"), ("started", "now")])
+    report.sections.append(Findings("control", "Control"))
+    report.complete = False
+    assert "**Incomplete: the run was interrupted.**" in to_markdown(report)
+    assert "Incomplete, interrupted: 0 checks pass" in to_html(report)
+    assert document(report)["complete"] is False
+
+
+def test_kernels_are_told_with_their_fallbacks() -> None:
+    from types import SimpleNamespace
+    from typing import Any, cast
+
+    health = {
+        "kernels": {
+            "conv": {"package": "causal-conv1d", "version": "1.7.0", "fast": True},
+            "delta": {"package": "transformers", "version": "5.17.0", "fast": False},
+            "bare": "torch",
+        },
+        "warmup": {"rungs": [512]},
+        "vram_cap_gib": None,
+    }
+    target = SimpleNamespace(url="http://h:1")
+    options = SimpleNamespace(client="")
+    session = SimpleNamespace(health=health, target=target, options=options)
+    shown = dict(conditions(cast(Any, session), datetime.now(UTC)))
+    assert shown["kernel conv"] == "causal-conv1d 1.7.0"
+    assert shown["kernel delta"] == "transformers 5.17.0, the slow fallback"
+    assert shown["kernel bare"] == "torch"
+    assert shown["warmup"] == "rungs [512]"
+    assert shown["vram_cap_gib"] == "none"
+    assert shown["server version"] == "not reported"
