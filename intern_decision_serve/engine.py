@@ -14,7 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn
 
 from . import device as card
 from . import kernels as fast_kernels
@@ -37,7 +37,8 @@ from .memory import (
     is_out_of_memory,
 )
 from .pins import ModelPins
-from .prompt import check_token_count, hash_prompt, render_prompt
+from .prompt import check_token_count, hash_prompt, render_prompt, run_client_step
+from .replay import Forward, Replay, make_replay
 
 __all__ = ["Engine", "load_engine"]
 
@@ -45,28 +46,7 @@ RESTART_SECONDS = 60  # Retry-After of a lost engine: a restart and its warm-up
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 Request = dict[str, Any]
-
-
-class Forward:
-    """Stands in for `backend.model`: the same call, and whether it has returned.
-
-    A ValueError is the request's fault up to there, the model's afterwards.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self.wrapped = model  # not `model`: that is a name of the model itself
-        self.returned = False
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.returned = False
-        output = self.wrapped(*args, **kwargs)
-        self.returned = True
-        return output
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.wrapped, name)
 
 
 class Engine:
@@ -78,8 +58,8 @@ class Engine:
         self.description: dict[str, Any] = {}
         self.kernels: dict[str, dict[str, Any]] = {}
         self.warmup: dict[str, Any] = {}
-        self.graphs: dict[str, Any] | None = None
         self.longest_token = 0
+        self.replay: Replay | None = None  # set before the warm-up, used after it
         self._torch = torch
         self._inference = inference
         self._decision_engine = decision_engine
@@ -104,14 +84,14 @@ class Engine:
         if prepared is not None and prepared.request is not request:
             prepared = None
         if prepared is None:
-            prompt_sha256 = _run_client_step(lambda: hash_prompt(self._render(request)))
+            prompt_sha256 = run_client_step(lambda: hash_prompt(self._render(request)))
         else:
             prompt_sha256 = prepared.prompt_sha256
         return self._predict(request, prepared), prompt_sha256
 
     def validate(self, request: Request) -> None:
         """Run the pinned validate_request alone: pure Python, on a handler thread."""
-        _run_client_step(lambda: self._inference.validate_request(request))
+        run_client_step(lambda: self._inference.validate_request(request))
 
     def prepare(self, request: Request) -> Prepared | None:
         """Encode a long call ahead, on the encoder thread; None leaves a short one.
@@ -121,13 +101,35 @@ class Engine:
         preparer = self._preparer
         if preparer is None or not is_worth_preparing(request):
             return None
-        return _run_client_step(lambda: preparer.prepare(request))
+        return run_client_step(lambda: preparer.prepare(request))
+
+    @property
+    def graphs(self) -> dict[str, Any] | None:
+        """What `/health` tells of replay, from any thread; None where it is off."""
+        return None if self.replay is None else self.replay.counters()
+
+    @property
+    def is_capture_due(self) -> bool:
+        """Whether `after_answer` has something to do."""
+        return self._forward.replay is not None and self._forward.replay.is_due
+
+    def after_answer(self) -> None:
+        """Capture a shape that recurs, once its answer is out.
+
+        A capture that failed is released like a call, and the warm-up tells whether
+        the engine is well: raises EngineFailed.
+        """
+        replay = self._forward.replay
+        if replay is not None and not self._lost and not replay.capture():
+            self._release_failed()
+            self.canary()
 
     def canary(self) -> None:
         """Score the warm-up again; EngineFailed if it fails or differs by one bit."""
         self._check_lost()
         try:
-            response = self._decision_engine.predict(ladder.WARMUP)
+            with self._forward.eager():
+                response = self._decision_engine.predict(ladder.WARMUP)
             difference = ladder.find_difference(self._reference, response)
         except Exception as error:
             difference = f"it fails: {type(error).__name__}"
@@ -174,7 +176,18 @@ class Engine:
         self._preparer = make_preparer(
             self._inference, self._decision_engine.backend, self._encode
         )
+        if self.replay is not None:
+            progress("capturing the warm-up")
+            self._start_replay(self.replay, reference)
         self._memory.set_baseline()
+
+    def _start_replay(self, replay: Replay, reference: dict[str, Any]) -> None:
+        self._forward.replay = replay
+        fault = ladder.find_replay_fault(self.score, self.after_answer, reference)
+        if fault is not None or not replay.counters()["hits"]:
+            _log.warning("replay is off: %s", fault or "the warm-up is not captured")
+            self._forward.replay = None
+            replay.drop()
 
     def memory(self) -> dict[str, float | None]:
         """Read the allocator's counters in MiB; None throughout on the CPU."""
@@ -208,7 +221,9 @@ class Engine:
             self._encode.prepared = None
         if isinstance(failure, EngineFailed):
             raise failure
-        self._release_failed()
+        dropped = self._release_failed(drop=not isinstance(failure, InvalidRequest))
+        if dropped and isinstance(failure, OutOfMemory):
+            return self._predict(request, prepared)  # it may fit without the graphs
         if isinstance(failure, ScoringFailed) and self._reference is not None:
             self.canary()
         raise failure
@@ -227,22 +242,23 @@ class Engine:
         _log.error("predict() failed:\n%s", format_failure(error))
         return ScoringFailed("the model failed to score this request")
 
-    def _release_failed(self) -> None:
+    def _release_failed(self, *, drop: bool = True) -> bool:
+        """Free what the failed call held (INV-4); whether graphs were dropped too."""
         try:
+            dropped = drop and self.replay is not None and self.replay.drop()
             self._memory.release()
+            return dropped
         except Exception as error:
             reason = f"memory cannot be released: {type(error).__name__}"
             _log.error("%s\n%s", reason, format_failure(error))
             drop_frames(error)
-        else:
-            return
         self._lose(reason)
 
     def _check_lost(self) -> None:
         if self._lost:
             raise _engine_failed()
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str) -> NoReturn:
         self._lost = True
         _log.critical("the engine is lost: %s", reason)
         raise _engine_failed()
@@ -250,19 +266,6 @@ class Engine:
 
 def _engine_failed() -> EngineFailed:
     return EngineFailed("the engine is lost", retry_after=RESTART_SECONDS)
-
-
-def _run_client_step(step: Callable[[], T]) -> T:
-    """Run pure code that only the request drives: whatever it raises is a 422."""
-    try:
-        return step()
-    except ValueError as error:
-        message = str(error) or "the model refuses this request"
-    except Exception as error:
-        kind = type(error).__name__
-        message = f"the request cannot be turned into a prompt: {kind}"
-        _log.warning("a request cannot be turned into a prompt: %s", kind)
-    raise InvalidRequest(message)
 
 
 def load_engine(
@@ -299,9 +302,13 @@ def load_engine(
     decision_engine = loading.construct(
         torch, inference, checkpoint, device=device, max_tokens=max_tokens
     )
-    card.check_model(torch, decision_engine.backend.model, index)
+    model = decision_engine.backend.model
+    card.check_model(torch, model, index)
     memory = Memory(torch, index, slack_mib=release_slack_mib)
     engine = Engine(torch, inference, decision_engine, memory)
+    engine.replay = make_replay(
+        torch, index, model, memory, most=cuda_graphs, pool_mib=cuda_graphs_mib
+    )
     engine.kernels = kernels
     engine.description = loading.describe(pins, torch, decision_engine, index)
     engine.longest_token = loading.find_longest_token(decision_engine.tokenizer)

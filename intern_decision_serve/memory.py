@@ -96,10 +96,11 @@ class Memory:
     """The allocator of one card, seen from the inference thread; a no-op on the CPU."""
 
     def __init__(self, torch: Any, index: int | None, *, slack_mib: int) -> None:
-        self._cuda = None if index is None else torch.cuda
+        self._cuda: Any = None if index is None else torch.cuda
         self._index = index
         self._slack = slack_mib * MIB
         self._baseline: int | None = None
+        self.graph_pool = 0  # reserved bytes that captured graphs keep, as last counted
 
     def release(self) -> None:
         """Collect what nothing refers to, then give the cached blocks back (INV-4).
@@ -109,6 +110,20 @@ class Memory:
         gc.collect()
         if self._cuda is not None:
             self._cuda.empty_cache()
+            if self.graph_pool:
+                self.count_graph_pool()
+
+    def count_graph_pool(self) -> int:
+        """Count the bytes reserved in private pools: those that graphs replay in.
+
+        `empty_cache` leaves them alone while a graph of the pool lives.
+        """
+        self.graph_pool = sum(
+            int(segment["total_size"])
+            for segment in self._cuda.memory_snapshot()
+            if tuple(segment["segment_pool_id"]) != (0, 0)
+        )
+        return self.graph_pool
 
     def set_baseline(self) -> None:
         """Release, then take what stays reserved as the post-warm-up baseline."""
@@ -117,15 +132,18 @@ class Memory:
         # by the collection that follows each failed call.
         gc.freeze()
         if self._cuda is not None:
-            self._baseline = int(self._cuda.memory_reserved(self._index))
+            self._baseline = self._reserved()
 
     def release_excess(self) -> None:
         """Give blocks back when a burst left more than baseline plus slack (INV-4)."""
         if self._cuda is None or self._baseline is None:
             return
-        reserved = int(self._cuda.memory_reserved(self._index))
-        if reserved > self._baseline + self._slack:
+        if self._reserved() > self._baseline + self._slack:
             self._cuda.empty_cache()
+
+    def _reserved(self) -> int:
+        """Reserved bytes less the graph pool: it stays, so a release would not help."""
+        return int(self._cuda.memory_reserved(self._index)) - self.graph_pool
 
     def counters(self) -> dict[str, float | None]:
         """Read the allocator, in MiB; every value is None on the CPU."""

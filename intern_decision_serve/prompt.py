@@ -7,11 +7,17 @@ own. A tokenizer belongs to one thread: call all of this on the inference thread
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from .errors import StartupRefused
+from .errors import InvalidRequest, StartupRefused
 
-__all__ = ["check_token_count", "hash_prompt", "render_prompt"]
+__all__ = ["check_token_count", "hash_prompt", "render_prompt", "run_client_step"]
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 def render_prompt(inference: Any, tokenizer: Any, request: dict[str, Any]) -> str:
@@ -47,3 +53,16 @@ def check_token_count(tokenizer: Any, text: str, input_tokens: int) -> None:
             f"the rendered prompt has {counted} tokens, predict() reports "
             f"{input_tokens}: prompt_sha256 would name another prompt"
         )
+
+
+def run_client_step(step: Callable[[], T]) -> T:
+    """Run pure code that only the request drives: whatever it raises is a 422."""
+    try:
+        return step()
+    except ValueError as error:
+        message = str(error) or "the model refuses this request"
+    except Exception as error:
+        kind = type(error).__name__
+        message = f"the request cannot be turned into a prompt: {kind}"
+        _log.warning("a request cannot be turned into a prompt: %s", kind)
+    raise InvalidRequest(message)

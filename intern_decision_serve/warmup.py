@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .errors import OutOfMemory, ServiceError, StartupRefused
+from .errors import EngineFailed, OutOfMemory, ServiceError, StartupRefused
 
 __all__ = [
     "WARMUP",
@@ -21,6 +21,7 @@ __all__ = [
     "climb",
     "drop_vision",
     "find_difference",
+    "find_replay_fault",
     "settle",
 ]
 
@@ -83,6 +84,24 @@ def check_same(reference: dict[str, Any], response: dict[str, Any]) -> None:
             f"the warm-up changed when the vision tower was dropped: {difference}; "
             "INTERN_DECISION_KEEP_VISION=1 keeps it"
         )
+
+
+def find_replay_fault(
+    score: Score, capture: Callable[[], None], reference: dict[str, Any]
+) -> str | None:
+    """Score the warm-up until it is replayed; name what differs or fails, or None.
+
+    It also takes the first captures' extra second before any client can wait for it.
+    """
+    try:
+        for _ in range(2):
+            score(WARMUP)
+        capture()
+        return find_difference(reference, score(WARMUP)[0])
+    except EngineFailed:
+        raise
+    except ServiceError as error:
+        return error.message
 
 
 def find_difference(before: Any, after: Any, path: str = "") -> str | None:

@@ -53,7 +53,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "encoder": {"errors", "memory", "prompt", "warmup"},
     "warmup": {"errors"},
     "loading": {"checkpoint", "device", "errors", "memory", "pins"},
-    "replay": {"errors", "memory"},
+    "graphs": set(),
+    "replay": {"graphs", "memory"},
     "metrics": {"__init__", "accesslog", "admission", "errors", "health", "worker"},
     "engine": {
         "checkpoint",
