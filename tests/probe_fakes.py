@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import select
+import shutil
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +20,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
 from fakes import fake_predict
 
 from intern_decision_serve.errors import (
@@ -38,7 +42,14 @@ from intern_decision_serve.validation import (
     parse_systemone,
 )
 
-__all__ = ["FAULTS", "TOKEN", "FakeServer", "serving", "serving_again"]
+__all__ = [
+    "FAULTS",
+    "TOKEN",
+    "FakeServer",
+    "find_program",
+    "serving",
+    "serving_again",
+]
 
 TOKEN = 'a-token-of-the-tests-"with|&<odd>\\signs'
 
@@ -80,6 +91,8 @@ class FakeServer:
     admitted: int = 0
     scored: int = 0
     looks: int = 0  # at /health
+    connections: int = 0
+    tls: ssl.SSLContext | None = None
     reserved_mib: int = 1000
     started: float = field(default_factory=time.monotonic)
     places: threading.Lock = field(default_factory=threading.Lock)
@@ -353,8 +366,28 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
     fake: FakeServer
 
+    def get_request(self) -> tuple[socket.socket, Any]:
+        sock, address = super().get_request()
+        self.fake.connections += 1
+        if self.fake.tls is not None:
+            sock = self.fake.tls.wrap_socket(
+                sock, server_side=True, do_handshake_on_connect=False
+            )
+        return sock, address
+
     def handle_error(self, *_: object) -> None:
         pass  # a client that left is no event here
+
+
+def find_program(name: str, remedy: str) -> str:
+    """Where it is, or a skip that says why; in CI a missing program is a failure."""
+    found = shutil.which(name)
+    if found is None:
+        reason = f"no {name}: {remedy}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return found
 
 
 @contextmanager

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
-from probe_fakes import TOKEN, serving
+from probe_fakes import TOKEN, find_program, serving
 
-from intern_decision_serve.probe.client import Client, Tally, Target, parse_target
+from intern_decision_serve.probe.client import Client, Tally
 from intern_decision_serve.probe.rawpost import RawPost
+from intern_decision_serve.probe.wire import Target, parse_target
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 BODY = {
@@ -191,3 +195,41 @@ def test_an_aborted_request_is_not_counted() -> None:
         client.close()
         assert not thread.is_alive()
     assert tally.counts == {}
+
+
+def test_a_server_behind_tls_is_measured_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    make_certificate(key, certificate)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    tally = Tally("tls")
+    with serving(tls=context) as fake:
+        target = parse_target(fake.url.replace("http://127.0.0.1", "https://localhost"))
+        with make_client(target, tally) as client:
+            statuses = [client.post("/decide", BODY).status for _ in range(3)]
+        assert fake.connections == 1
+    assert statuses == [200, 200, 200]
+
+
+def test_an_unknown_certificate_is_refused(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    make_certificate(key, certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with serving(tls=context) as fake:
+        target = parse_target(fake.url.replace("http://127.0.0.1", "https://localhost"))
+        with make_client(target, Tally()) as client:
+            answer = client.get("/health")
+    assert answer.named == "no answer SSLCertVerificationError"
+
+
+def make_certificate(key: Path, certificate: Path) -> None:
+    """A certificate of localhost that nobody else trusts."""
+    openssl = find_program("openssl", "apt-get install openssl")
+    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command, *names, *files], check=True, capture_output=True)

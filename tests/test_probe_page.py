@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import struct
 import subprocess
 import zlib
 from pathlib import Path
 
 import pytest
-from probe_fakes import TOKEN, serving
+from probe_fakes import TOKEN, find_program, serving
 
 from intern_decision_serve import probe
 
@@ -22,17 +20,6 @@ FLAGS = (
     # Every name resolves to nothing: a page that needed one would show it in the log.
     "--host-resolver-rules=MAP * ~NOTFOUND",
 )  # fmt: skip
-
-
-def find_chromium() -> str:
-    """The browser, or a skip that says why; in CI a missing browser is a failure."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None:
-        reason = "no chromium: apt-get install chromium"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +34,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_in_chromium(page: Path, tmp_path: Path, *arguments: str) -> str:
-    command = [find_chromium(), *FLAGS, f"--user-data-dir={tmp_path / 'profile'}"]
+    command = [
+        find_program("chromium", "apt-get install chromium"),
+        *FLAGS,
+        f"--user-data-dir={tmp_path / 'profile'}",
+    ]
     done = subprocess.run(
         [*command, *arguments, page.as_uri()],
         capture_output=True,
@@ -137,3 +128,14 @@ def test_the_page_is_drawn(page: Path, tmp_path: Path, scheme: str) -> None:
         arguments.append("--force-dark-mode")
     open_in_chromium(page, tmp_path, *arguments)
     assert count_colours(picture.read_bytes()) > 100
+
+
+@pytest.mark.parametrize(
+    ("ci", "outcome"), [("", pytest.skip.Exception), ("true", pytest.fail.Exception)]
+)
+def test_a_missing_browser_skips_here_and_fails_in_ci(
+    ci: str, outcome: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    with pytest.raises(outcome, match="no such-browser: install it"):
+        find_program("such-browser", "install it")

@@ -141,7 +141,7 @@ def _by_clients(probe: Probe, findings: Findings, seconds: float) -> None:
     make = numbered(one_question, _SHORT_WORDS)
     with HealthWatch(probe) as watch:
         for count in counts:
-            probe.progress.step(f"latency: {count} clients at once")
+            probe.progress.step(f"latency: clients at once: {count}")
             changes.append((watch.now, f"{count}"))
             points.append(sample_at_once(probe, str(count), make, seconds, count))
     _report(findings, "By clients asking at once, one short question", "by_clients",
@@ -218,5 +218,7 @@ def _report(
     findings.table(title, (shape, "tokens", *rate, *CELLS), rows, note)
     refused = sum(sum(point.refused.values()) for point in points)
     findings.check(
-        f"{title}: every answer was a 200", refused == 0, f"{refused} others"
+        f"every answer was a 200: {title[0].lower()}{title[1:]}",
+        refused == 0,
+        f"{refused} others",
     )

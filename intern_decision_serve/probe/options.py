@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from .client import parse_target
+from .wire import parse_target
 
 __all__ = ["SECTIONS", "TOKEN_VARIABLE", "parse_options", "read_token"]
 

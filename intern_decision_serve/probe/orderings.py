@@ -178,40 +178,27 @@ def _report_agreement(
 def _report_places(findings: Findings, averaged: list[tuple[Row, Reply]]) -> None:
     """Position bias: every option was in every place, so each should get 1/n."""
     sizes = Counter(len(row.options) for row, _ in averaged)
-    table = []
-    facts = {}
-    for size in sorted(sizes):
-        results = [result for row, result in averaged if len(row.options) == size]
-        ones = [one for result in results for one in result["orderings"]]
-        shares = [
-            mean([one["probabilities"][place] for one in ones]) for place in range(size)
-        ]
-        tops = [
-            mean([float(one["option_ids"][place] == one["top"]) for one in ones])
-            for place in range(size)
-        ]
-        facts[str(size)] = {
-            "rows": len(results),
-            "mean_probability": shares,
-            "top": tops,
-        }
-        table += [
-            (size, len(results), place + 1, f"{share:.4f}", f"{share - 1 / size:+.4f}",
-             f"{top:.1%}")
-            for place, (share, top) in enumerate(zip(shares, tops, strict=True))
-        ]  # fmt: skip
-    findings.facts["places"] = facts
+    places = {size: _places(averaged, size) for size in sorted(sizes)}
+    findings.facts["places"] = {
+        str(size): {"rows": sizes[size], "mean_probability": shares, "top": tops}
+        for size, (shares, tops) in places.items()
+    }
     findings.table(
         "Position bias",
         ("options", "rows", "place", "mean probability", "over 1/n", "is the top"),
-        table,
-    )
+        [
+            (size, sizes[size], place, f"{share:.4f}", f"{share - 1 / size:+.4f}",
+             f"{top:.1%}")
+            for size, (shares, tops) in places.items()
+            for place, (share, top) in enumerate(zip(shares, tops, strict=True), 1)
+        ],
+    )  # fmt: skip
     size = sizes.most_common(1)[0][0]
     findings.plot(
         f"Mean probability by place, {size} options",
         bar_plot(
             [f"{place + 1}" for place in range(size)],
-            facts[str(size)]["mean_probability"],  # type: ignore[arg-type]
+            places[size][0],
             x_label="place in the prompt",
             y_label="mean probability",
             reference=1 / size,
@@ -220,3 +207,21 @@ def _report_places(findings: Findings, averaged: list[tuple[Row, Reply]]) -> Non
         "Every option stood once in every place: what leaves the dashed line is the "
         "pull of the place itself.",
     )
+
+
+def _places(
+    averaged: list[tuple[Row, Reply]], size: int
+) -> tuple[list[float], list[float]]:
+    """Mean probability, and share of tops, of each place among `size` options."""
+    ones = [
+        one
+        for row, result in averaged
+        if len(row.options) == size
+        for one in result["orderings"]
+    ]
+    shares = [mean([one["probabilities"][n] for one in ones]) for n in range(size)]
+    tops = [
+        mean([float(one["option_ids"][n] == one["top"]) for one in ones])
+        for n in range(size)
+    ]
+    return shares, tops

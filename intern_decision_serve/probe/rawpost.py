@@ -8,8 +8,9 @@ from __future__ import annotations
 import http.client
 import json
 
-from .client import Answer, Tally, Target, open_socket
+from .client import Answer, Tally, decode
 from .rows import Document
+from .wire import Target, open_socket
 
 __all__ = ["RawPost"]
 
@@ -49,7 +50,7 @@ class RawPost:
             response.begin()
             raw = response.read()
             names = {name.lower(): value for name, value in response.getheaders()}
-            answer = Answer(response.status, names, _decode(raw), 0.0)
+            answer = Answer(response.status, names, decode(raw), 0.0)
         except (OSError, http.client.HTTPException) as error:
             answer = Answer(0, {}, None, 0.0, type(error).__name__)
         tally.add(answer, expected=answer.status in expected)
@@ -58,10 +59,3 @@ class RawPost:
     def close(self) -> None:
         """Walk away."""
         self._sock.close()
-
-
-def _decode(raw: bytes) -> object:
-    try:
-        return json.loads(raw)
-    except ValueError:
-        return None

@@ -22,7 +22,7 @@ from . import (
     orderings,
     repeat,
 )
-from .client import Client, Tally, parse_target
+from .client import Client, Tally
 from .findings import FAIL, NOT_MEASURED, Findings
 from .markdown import to_markdown
 from .page import to_html
@@ -38,6 +38,7 @@ from .report import (
 from .rows import read_rows
 from .samples import built_in_rows
 from .session import Probe, Unanswered
+from .wire import parse_target
 
 __all__ = [
     "EXIT_DIFFERS",

@@ -13,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from .client import Answer, Client, Tally, Target
+from .client import Answer, Client, Tally
 from .progress import Progress
 from .rows import Row
+from .wire import Target
 
 __all__ = ["Probe", "Reply", "Unanswered", "object_of"]
 

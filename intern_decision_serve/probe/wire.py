@@ -1,0 +1,146 @@
+"""The socket under a client: where the server is, and one deadline per request.
+
+It speaks no HTTP of its own: http.client does, over a socket whose every step gets only
+what is left of the deadline, however slowly bytes trickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import select
+import socket
+import ssl
+import time
+import urllib.parse
+from dataclasses import dataclass
+
+__all__ = ["Connection", "Target", "open_socket", "parse_target"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the server listens; `prefix` is a path in front of the endpoints."""
+
+    scheme: str
+    host: str
+    port: int
+    prefix: str
+
+    @property
+    def url(self) -> str:
+        """The address a report may show."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}{self.prefix}"
+
+
+def parse_target(url: str) -> Target:
+    """Read an http or https URL; ValueError says which rule it breaks."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url!r} is not an http:// or https:// address")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("the address must carry no user or password")
+    if parts.query or parts.fragment:
+        raise ValueError(f"{url!r} must end with the host, the port or a path")
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return Target(parts.scheme, parts.hostname, port, parts.path.rstrip("/"))
+
+
+class _DeadlineReader(io.RawIOBase):
+    """Reads a socket under the deadline of its owner, however slowly bytes trickle.
+
+    http.client closes the socket before the body is read when the server will: the file
+    made of the socket keeps it open until this reader closes, as a real one would.
+    """
+
+    def __init__(self, owner: _DeadlineSocket) -> None:
+        self._owner = owner
+        self._held = owner.sock.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        return self._owner.limited().recv_into(buffer)
+
+    def close(self) -> None:
+        self._held.close()
+        super().close()
+
+
+class _DeadlineSocket:
+    """The part of a socket that http.client uses, under one deadline per request."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.deadline = float("inf")
+
+    def limited(self) -> socket.socket:
+        """The socket with what is left of the deadline as its timeout."""
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the deadline passed")
+        self.sock.settimeout(min(left, 3600.0))
+        return self.sock
+
+    def sendall(self, data: bytes) -> None:
+        self.limited().sendall(data)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_DeadlineReader(self))
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+def open_socket(target: Target, seconds: float) -> socket.socket:
+    """Connect within `seconds`, TLS included, with Nagle's algorithm off."""
+    sock = socket.create_connection((target.host, target.port), timeout=seconds)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if target.scheme == "https":
+        context = ssl.create_default_context()
+        return context.wrap_socket(sock, server_hostname=target.host)
+    return sock
+
+
+class Connection(http.client.HTTPConnection):
+    """http.client's protocol over a socket with a deadline."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target.host, target.port)
+        self._target = target
+        self._deadline = float("inf")
+        self._limited: _DeadlineSocket | None = None
+
+    def connect(self) -> None:
+        """Called by http.client before it sends, where no connection is open."""
+        seconds = max(self._deadline - time.monotonic(), 0.001)
+        self._limited = _DeadlineSocket(open_socket(self._target, min(seconds, 3600.0)))
+        self._limited.deadline = self._deadline
+        self.sock = self._limited
+
+    def close(self) -> None:
+        self._limited = None
+        super().close()
+
+    def abort(self) -> None:
+        """Wake whoever waits for this socket."""
+        limited = self._limited
+        if limited is not None:
+            with contextlib.suppress(OSError):
+                limited.sock.shutdown(socket.SHUT_RDWR)
+
+    def renew(self, deadline: float) -> None:
+        """Set the next request's deadline; drop a connection the server has closed.
+
+        Looking before sending is not a retry: nothing was asked yet.
+        """
+        self._deadline = deadline
+        if self._limited is None:
+            return
+        if select.select([self._limited.sock], [], [], 0)[0]:
+            self.close()
+        else:
+            self._limited.deadline = deadline
