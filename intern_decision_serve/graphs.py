@@ -126,8 +126,12 @@ class Recorder:
             try:
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 buffers.forward(self._model, shape)
-            finally:
-                self._end(graph)
+            except Exception:
+                with contextlib.suppress(Exception):  # only tells of the first failure
+                    self._end(graph)
+                    graph.reset()
+                raise
+            self._end(graph)
         return graph
 
     def _end(self, graph: Any) -> None:
