@@ -8,6 +8,7 @@ is elsewhere. It must never serve before the last startup check passed (INV-3).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -31,7 +32,7 @@ from .pins import ModelPins
 from .server import Server
 from .worker import Worker
 
-__all__ = ["Service", "load_on_this_thread", "run"]
+__all__ = ["Events", "Service", "load_on_this_thread", "run"]
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +66,45 @@ def report_progress(text: str) -> None:
     notify.status(text)
 
 
+class Events:
+    """What the main thread waits for, one word each: ready, stop, drained, lost.
+
+    Fact: the kernel may hand a signal to any thread, and a main thread that sleeps on a
+    lock does not wake for it (seen on a GPU host: SIGTERM was lost for minutes). The
+    wake-up descriptor is written by whichever thread the signal meets.
+    """
+
+    def __init__(self) -> None:
+        self._words: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._receiver, self._sender = socket.socketpair()
+        self._sender.setblocking(False)
+        self._before = signal.set_wakeup_fd(
+            self._sender.fileno(), warn_on_full_buffer=False
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.put("stop"))
+
+    def put(self, word: str) -> None:
+        """Tell the main thread; from any thread."""
+        self._words.put(word)
+        with contextlib.suppress(OSError):  # full: it will wake anyway; closed: ending
+            self._sender.send(b"\0")
+
+    def get(self) -> str:
+        """Wait for the next word; the main thread only."""
+        while True:
+            try:
+                return self._words.get_nowait()
+            except queue.Empty:
+                self._receiver.recv(4096)
+
+    def close(self) -> None:
+        """Give the wake-up descriptor back."""
+        signal.set_wakeup_fd(self._before)
+        self._receiver.close()
+        self._sender.close()
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """The parts of one process, wired together; nothing runs yet."""
@@ -89,7 +129,7 @@ class Service:
     ) -> Service:
         """Wire the parts and bind; raises OSError when the address cannot be had."""
         worker = Worker(load, on_lost=on_lost)
-        admission = Admission(config.max_queue, lambda: worker.retry_after)
+        admission = Admission(config.max_queue, worker.estimate_wait)
         tally = Tally()
         access_log = AccessLog(observe=tally.add)
         health = Health(config, worker, admission, access_log)
@@ -125,9 +165,16 @@ def run(config: Config, pins: ModelPins, announce: Callable[[str], None]) -> int
 
     `announce` gets the base URL once requests are answered.
     """
-    events: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: events.put("stop"))
+    events = Events()
+    try:
+        return _run(config, pins, announce, events)
+    finally:
+        events.close()
+
+
+def _run(
+    config: Config, pins: ModelPins, announce: Callable[[str], None], events: Events
+) -> int:
     service = _bind(config, pins, events)
     service.worker.start(lambda: events.put("ready"))
     if events.get() == "stop":
@@ -148,7 +195,7 @@ def run(config: Config, pins: ModelPins, announce: Callable[[str], None]) -> int
         service.close()
 
 
-def _bind(config: Config, pins: ModelPins, events: queue.SimpleQueue[str]) -> Service:
+def _bind(config: Config, pins: ModelPins, events: Events) -> Service:
     try:
         return Service.build(
             config,
@@ -170,7 +217,7 @@ def _feed_watchdog(worker: Worker) -> None:
         threading.Thread(target=watchdog.run, args=(never,), daemon=True).start()
 
 
-def _wait_for_end(service: Service, events: queue.SimpleQueue[str]) -> int:
+def _wait_for_end(service: Service, events: Events) -> int:
     event = events.get()
     if event == "lost":
         return _end_lost(service)
@@ -182,7 +229,7 @@ def _wait_for_end(service: Service, events: queue.SimpleQueue[str]) -> int:
     return _end_lost(service) if event == "lost" else 0
 
 
-def _drain(service: Service, events: queue.SimpleQueue[str]) -> None:
+def _drain(service: Service, events: Events) -> None:
     if not service.admission.wait_until_empty(GRACE_SECONDS):
         _log.warning("not answered in time: %d admitted", service.admission.admitted)
     events.put("drained")

@@ -319,3 +319,17 @@ def _in_a_thread(
         assert failures == []
 
     return announce, finish
+
+
+def test_a_signal_that_another_thread_meets_still_stops_the_service(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may choose any thread, and the main one sleeps on."""
+    load(monkeypatch, Engine)
+
+    def follow(url: str) -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    announce, finish = _in_a_thread(follow)
+    assert lifecycle.run(config, PINS, announce) == 0
+    finish()
