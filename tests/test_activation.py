@@ -165,9 +165,7 @@ def sealed(
 
 
 # The sealed unit allows no AF_INET socket, not even one that is thrown away at once.
-takes_over = pytest.mark.xfail(
-    strict=False, reason="the server makes a socket before it takes the inherited one"
-)
+
 
 DECISION = {
     "id": "d1",
@@ -180,7 +178,6 @@ DECISION = {
 }
 
 
-@takes_over
 @pytest.mark.torch
 def test_without_a_network_the_inherited_socket_answers_a_decision(
     sealed: tuple[DemoServer, socket.socket],
@@ -191,7 +188,6 @@ def test_without_a_network_the_inherited_socket_answers_a_decision(
     assert sum(answer["probabilities"]) == pytest.approx(1)
 
 
-@takes_over
 @pytest.mark.torch
 def test_the_kernel_lets_nothing_out_of_the_services_namespace(
     sealed: tuple[DemoServer, socket.socket],
@@ -218,7 +214,6 @@ def test_the_kernel_lets_nothing_out_of_the_services_namespace(
     ]
 
 
-@takes_over
 @pytest.mark.torch
 def test_the_service_is_told_to_systemd_from_start_to_stop_and_the_token_nowhere(
     sealed: tuple[DemoServer, socket.socket],
