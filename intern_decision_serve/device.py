@@ -18,6 +18,7 @@ __all__ = [
     "check_model",
     "check_placement",
     "drop_expandable_segments",
+    "is_card_full",
     "is_cuda",
     "name_device",
     "select_device",
@@ -93,6 +94,18 @@ def apply_cap(torch: Any, index: int | None, cap_gib: float | None) -> None:
         )
     torch.cuda.set_per_process_memory_fraction(cap_gib * GIB / total, index)
     _log.info("allocator cap %.3f GiB of %.2f GiB", cap_gib, total / GIB)
+
+
+def is_card_full(torch: Any, index: int, cap_gib: float | None) -> bool:
+    """Tell, after an out-of-memory error, a card that others fill from our own cap.
+
+    Whichever leaves less room was met: what the driver has free, or the cap's rest.
+    """
+    if cap_gib is None:
+        return True
+    free, _ = torch.cuda.mem_get_info(index)
+    rest = cap_gib * GIB - torch.cuda.memory_reserved(index)
+    return bool(free < rest)
 
 
 def check_model(torch: Any, model: Any, index: int | None) -> None:

@@ -14,6 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from . import device as card
@@ -153,7 +154,6 @@ class Engine:
         progress("settling the warm-up")
         reference, calls = ladder.settle(self.score)
         seconds = round(time.perf_counter() - started, 3)
-        _log.info("the warm-up settled in %d calls, %.3f s", calls, seconds)
         if not keep_vision:
             progress("dropping the vision tower")
             ladder.drop_vision(self._torch, self._forward.wrapped)
@@ -167,12 +167,9 @@ class Engine:
         self._reference = reference
         rungs = ladder.climb(lengths, self.score, self._count_tokens, progress)
         self.canary()
-        self.warmup = {
-            "settle_calls": calls,
-            "settle_seconds": seconds,
-            "vision": "kept" if keep_vision else "dropped",
-            "rungs": rungs,
-        }
+        vision = "kept" if keep_vision else "dropped"
+        settled = {"settle_calls": calls, "settle_seconds": seconds}
+        self.warmup = {**settled, "vision": vision, "rungs": rungs}
         self._preparer = make_preparer(
             self._inference, self._decision_engine.backend, self._encode
         )
@@ -299,9 +296,10 @@ def load_engine(
     kernels = fast_kernels.report_kernels(is_cuda, allow_slow=allow_slow_kernels)
     card.apply_cap(torch, index, vram_cap_gib)
     progress("loading the weights")
-    decision_engine = loading.construct(
-        torch, inference, checkpoint, device=device, max_tokens=max_tokens
+    build = partial(
+        inference.DecisionEngine, checkpoint, max_length=max_tokens, device=device
     )
+    decision_engine = loading.construct(torch, build, index, vram_cap_gib)
     model = decision_engine.backend.model
     card.check_model(torch, model, index)
     memory = Memory(torch, index, slack_mib=release_slack_mib)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .device import name_device
+from .device import is_card_full, name_device
 from .errors import (
     DeviceAbsent,
     EngineFailed,
@@ -21,7 +21,7 @@ from .errors import (
     ServiceError,
     StartupRefused,
 )
-from .memory import format_failure, is_out_of_memory
+from .memory import format_failure, is_context_lost, is_out_of_memory
 from .pins import SERVING_CONFIG, ModelPins
 
 __all__ = [
@@ -48,25 +48,36 @@ def import_torch() -> Any:
 
 
 def construct(
-    torch: Any, inference: Any, checkpoint: str, *, device: str, max_tokens: int
+    torch: Any, build: Callable[[], Any], index: int | None, cap_gib: float | None
 ) -> Any:
-    """Build the checkpoint's own DecisionEngine: MAX_TOKENS is its `max_length`."""
+    """Build the checkpoint's own DecisionEngine; DeviceAbsent if the card is at fault.
+
+    A restart helps when other processes fill the card or it fails, and only then.
+    """
     _hide_progress_bars()
     try:
-        return inference.DecisionEngine(
-            checkpoint, max_length=max_tokens, device=device
-        )
+        return build()
     except Exception as error:
         _log.error("the checkpoint does not load:\n%s", format_failure(error))
-        if is_out_of_memory(torch, error):
-            raise StartupRefused(
-                "the weights do not fit in the GPU's memory: raise "
-                "INTERN_DECISION_VRAM_CAP_GIB or free the card"
-            ) from None
-        raise StartupRefused(
-            f"the checkpoint does not load: {type(error).__name__}: "
-            f"{_first_line(error)}"
-        ) from None
+        refusal = _explain(torch, error, index, cap_gib)
+    raise refusal
+
+
+def _explain(
+    torch: Any, error: Exception, index: int | None, cap_gib: float | None
+) -> StartupRefused:
+    if is_out_of_memory(torch, error):
+        if index is not None and is_card_full(torch, index, cap_gib):
+            return DeviceAbsent("the card has no room left for the weights")
+        return StartupRefused(
+            f"the weights do not fit: INTERN_DECISION_VRAM_CAP_GIB is {cap_gib:g}"
+            if cap_gib
+            else "the weights do not fit in memory"
+        )
+    if is_context_lost(torch, error):
+        return DeviceAbsent(f"the card failed at the weights: {_first_line(error)}")
+    kind = type(error).__name__
+    return StartupRefused(f"the checkpoint does not load: {kind}: {_first_line(error)}")
 
 
 def _hide_progress_bars() -> None:

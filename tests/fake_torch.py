@@ -92,6 +92,7 @@ class FakeCuda:
         self.devices = devices
         self.total = total_mib * MIB
         self.limit = self.total
+        self.others = 0
         self.capability = capability
         self.arch_list = arch_list
         self.current = 0
@@ -104,7 +105,7 @@ class FakeCuda:
 
     def hold(self, tensor: Tensor) -> None:
         allocated = self.memory_allocated() + tensor.size
-        if allocated > self.limit:
+        if allocated > min(self.limit, self.total - self.others):
             raise OutOfMemoryError("CUDA out of memory. Tried to allocate some")
         self._live.add(tensor)
         self.reserved = max(self.reserved, allocated)
@@ -138,6 +139,9 @@ class FakeCuda:
     def set_per_process_memory_fraction(self, fraction: float, index: int) -> None:
         self.limit = int(fraction * self.total)
         self.events.append(f"cap {fraction:.4f}")
+
+    def mem_get_info(self, index: int) -> tuple[int, int]:
+        return self.total - self.others - self.reserved, self.total
 
     def memory_allocated(self, index: int = 0) -> int:
         return sum(tensor.size for tensor in self.live())

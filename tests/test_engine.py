@@ -417,8 +417,33 @@ def test_a_cap_larger_than_the_card_refuses_before_the_weights(
 
 
 def test_a_cap_smaller_than_the_weights_refuses_by_name(harness: Harness) -> None:
-    with pytest.raises(StartupRefused, match="raise INTERN_DECISION_VRAM_CAP_GIB"):
+    with pytest.raises(StartupRefused) as refusal:
         harness.load(vram_cap_gib=0.5)
+    assert str(refusal.value) == (
+        "the weights do not fit: INTERN_DECISION_VRAM_CAP_GIB is 0.5"
+    )
+    assert refusal.value.exit_status == 78
+
+
+@pytest.mark.parametrize("cap_gib", [None, 4.0])
+def test_a_card_that_others_fill_is_worth_a_restart(
+    harness: Harness, cap_gib: float | None
+) -> None:
+    harness.torch.cuda.others = 15_500 * MIB
+    with pytest.raises(DeviceAbsent, match="no room left for the weights"):
+        harness.load(vram_cap_gib=cap_gib)
+
+
+def test_a_card_that_fails_while_loading_is_worth_a_restart(harness: Harness) -> None:
+    def fail(entry: Any) -> None:
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+    def plant(control: Any) -> None:
+        control.constructed = types.SimpleNamespace(append=fail)
+
+    harness.plant = plant
+    with pytest.raises(DeviceAbsent, match="the card failed at the weights"):
+        harness.load()
 
 
 def test_a_cap_too_small_for_the_warm_up_refuses_by_name(harness: Harness) -> None:
