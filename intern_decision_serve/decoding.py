@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 from .errors import InvalidRequest, TooLarge, UnsupportedEncoding
@@ -17,22 +18,33 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-__all__ = ["decode_body"]
+__all__ = ["check_codings", "decode_body"]
 
 MAX_MEMBERS = 16  # gzip members or zstd frames in one body; empty ones cost Python
 ZSTD_WINDOW_LOG_MAX = 23  # 8 MiB, what RFC 8878 asks every decoder to support
 
 
+def check_codings(codings: list[bytes]) -> str | None:
+    """The one coding that Content-Encoding's tokens (lower case) name, if any.
+
+    Raises UnsupportedEncoding; needs no body, so that none is asked for in vain.
+    """
+    match [coding for coding in codings if coding != b"identity"]:
+        case []:
+            return None
+        case [b"gzip" | b"x-gzip"]:
+            return "gzip"
+        case [b"zstd"]:
+            return "zstd"
+    raise UnsupportedEncoding("Content-Encoding must be gzip, zstd or identity")
+
+
 def decode_body(body: bytes, codings: list[bytes], max_body_bytes: int) -> bytes:
     """Decode by the Content-Encoding tokens (lower case); raises the ServiceError."""
-    codings = [coding for coding in codings if coding != b"identity"]
-    if not codings:
+    coding = check_codings(codings)
+    if coding is None:
         return body
-    if len(codings) == 1 and codings[0] in (b"gzip", b"x-gzip"):
-        return _decode(body, max_body_bytes, _Gzip, "gzip")
-    if codings == [b"zstd"]:
-        return _decode(body, max_body_bytes, _new_zstd, "zstd")
-    raise UnsupportedEncoding("Content-Encoding must be gzip, zstd or identity")
+    return _decode(body, max_body_bytes, _DECODERS[coding], coding)
 
 
 class _Gzip:
@@ -59,7 +71,10 @@ def _new_zstd() -> Any:
     )
 
 
-def _decode(body: bytes, limit: int, new: Any, name: str) -> bytes:
+_DECODERS: dict[str, Callable[[], Any]] = {"gzip": _Gzip, "zstd": _new_zstd}
+
+
+def _decode(body: bytes, limit: int, new: Callable[[], Any], name: str) -> bytes:
     decoded = bytearray()
     data = body
     for _ in range(MAX_MEMBERS):
