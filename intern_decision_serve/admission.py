@@ -16,7 +16,7 @@ __all__ = ["Admission"]
 class Admission:
     """The bounded semaphore that admits, and its count for `/health`."""
 
-    def __init__(self, max_queue: int, retry_after: Callable[[], int]) -> None:
+    def __init__(self, max_queue: int, retry_after: Callable[[int], int]) -> None:
         self.max_queue = max_queue
         self._retry_after = retry_after
         self._slots = threading.BoundedSemaphore(max_queue)
@@ -29,11 +29,14 @@ class Admission:
         return self._admitted
 
     def enter(self) -> None:
-        """Take a slot, or raise Busy with the estimated wait in whole seconds."""
+        """Take a slot, or raise Busy with the estimated wait in whole seconds.
+
+        The estimate counts every slot: who is admitted may not have submitted yet.
+        """
         if not self._slots.acquire(blocking=False):
             raise Busy(
                 f"{self.max_queue} requests are in progress",
-                retry_after=self._retry_after(),
+                retry_after=self._retry_after(self.max_queue),
             )
         with self._changed:
             self._admitted += 1

@@ -12,6 +12,7 @@ gone. It must never touch a request's content nor the engine from another thread
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import statistics
 import threading
@@ -28,7 +29,7 @@ __all__ = ["ClientGone", "Engine", "Job", "Result", "Worker"]
 
 _log = logging.getLogger(__name__)
 
-GONE_CHECK_SECONDS = 0.25  # how often a waiting handler looks at its client's socket
+GONE_CHECK_SECONDS = 0.1  # how often a waiting handler looks at its client's socket
 RECENT_CALLS = 64
 LONGEST_RETRY_SECONDS = 30
 RESTART_SECONDS = 60  # Retry-After once the engine is lost: a restart and its warm-up
@@ -71,6 +72,7 @@ class Job:
     is_gone: Callable[[], bool]
     prepared: tuple[Callable[[], Any], ...] = ()
     submitted_at: float = field(default_factory=time.monotonic)
+    on_given_up: Callable[[], None] = lambda: None
     _claim: threading.Lock = field(default_factory=threading.Lock)
     _reply: queue.SimpleQueue[Result | BaseException] = field(
         default_factory=queue.SimpleQueue
@@ -94,11 +96,28 @@ class Job:
                 outcome = self._reply.get(timeout=GONE_CHECK_SECONDS)
             except queue.Empty:
                 if self.is_gone() and self.claim():
+                    self._give_up()
                     raise ClientGone from None
                 continue
-            if isinstance(outcome, BaseException):
+            if isinstance(outcome, Result):
+                return outcome
+            try:
                 raise outcome
-            return outcome
+            finally:
+                del outcome  # its traceback holds this frame: no cycle, no leak
+
+    def _give_up(self) -> None:
+        """Hold nothing of the request while the job still stands in the queue.
+
+        Clients that come and go during one long call would else fill the memory.
+        """
+        self.requests, self.prepared = (), ()
+        self.is_gone = _always
+        self.on_given_up()
+
+
+def _always() -> bool:
+    return True
 
 
 class Worker:
@@ -138,10 +157,16 @@ class Worker:
 
     def submit(self, job: Job) -> None:
         """Queue a job from any thread; raises ShuttingDown or EngineFailed."""
+        count = len(job.requests)
+        job.on_given_up = lambda: self._count_pending(-count)
         with self._submitting:
             self.check_open()
-            self._pending_calls += len(job.requests)
+            self._pending_calls += count
             self._queue.put(job)
+
+    def _count_pending(self, calls: int) -> None:
+        with self._submitting:
+            self._pending_calls += calls
 
     def check_open(self) -> None:
         """Raise what new work is told while nothing is scored any more."""
@@ -181,11 +206,14 @@ class Worker:
         recent = list(self._call_seconds)
         return statistics.median(recent) if recent else None
 
-    @property
-    def retry_after(self) -> int:
-        """Whole seconds until what is pending now should be scored; at least 1."""
-        estimate = self._pending_calls * (self.median_call_seconds or 0.0)
-        return min(max(1, int(estimate) + 1), LONGEST_RETRY_SECONDS)
+    def estimate_wait(self, admitted: int) -> int:
+        """Whole seconds until what is pending now should be scored; 1 to 30.
+
+        Each of the `admitted` requests has one call at least, submitted yet or not.
+        """
+        calls = max(self._pending_calls, admitted)
+        seconds = self.median_call_seconds or self.running_seconds or 0.0
+        return min(max(1, math.ceil(calls * seconds)), LONGEST_RETRY_SECONDS)
 
     def _run(self) -> None:
         try:
@@ -200,26 +228,32 @@ class Worker:
         while (job := self._queue.get()) is not None:
             self._settle(job)
             job = None  # the last request's data must not outlive its answer
+            if not self.is_lost and getattr(self.engine, "is_capture_due", False):
+                self._use_gap()
 
     def _settle(self, job: Job) -> None:
-        try:
-            if not job.claim():
-                self.skipped += 1
-                return
-            job.settle(self._score(job))
-        except ClientGone as gone:
+        if not job.claim():
             self.skipped += 1
-            job.settle(gone)
+            return
+        outcome = self._find_outcome(job)
+        self._count_pending(-len(job.requests))
+        job.settle(outcome)
+
+    def _find_outcome(self, job: Job) -> Result | BaseException:
+        """The result, or the exception without the frames it went through."""
+        try:
+            return self._score(job)
+        except ClientGone:
+            self.skipped += 1
+            return ClientGone()
         except EngineFailed as failure:
-            self._lose_engine(job, failure)
+            self._lose_engine(failure)
+            return failure.with_traceback(None)
         except ServiceError as failure:
-            job.settle(failure)
+            return failure.with_traceback(None)
         except BaseException:
             _log.exception("the inference thread met an unexpected failure")
-            job.settle(ScoringFailed("scoring failed"))
-        finally:
-            with self._submitting:
-                self._pending_calls -= len(job.requests)
+            return ScoringFailed("scoring failed")
 
     def _score(self, job: Job) -> Result:
         """All calls of one job inside one hold of the lock (INV-2)."""
@@ -249,11 +283,24 @@ class Worker:
         self.memory = self.engine.memory()
         return scored
 
-    def _lose_engine(self, job: Job, failure: EngineFailed) -> None:
-        """Answer this job and all that wait, for good; the process will end."""
+    def _use_gap(self) -> None:
+        """Let the engine capture what recurs, as a call: others' Python keeps small."""
+        with self._inference_lock, self.turns.call():
+            self.running_since = time.monotonic()
+            try:
+                self.engine.after_answer()
+                self.memory = self.engine.memory()
+            except EngineFailed as failure:
+                self._lose_engine(failure)
+            except Exception:
+                _log.exception("the inference thread met an unexpected failure")
+            finally:
+                self.running_since = None
+
+    def _lose_engine(self, failure: EngineFailed) -> None:
+        """From here on every job gets its `EngineFailed`; the process will end."""
         was_lost, self.is_lost = self.is_lost, True
         failure.retry_after = RESTART_SECONDS
-        job.settle(failure)
         if not was_lost:
             _log.critical("the engine is lost: %s", failure.message)
             self._on_lost()
