@@ -21,6 +21,7 @@ _log = logging.getLogger("intern_decision_serve.access")
 REFUSAL_LINES_A_SECOND = 10
 LONGEST_PATH = 64
 CLIENT_GONE = 499  # counted and logged, never sent
+MODEL_FAILURES = ("out_of_memory", "scoring_failed")  # each one is worth its line
 
 
 @dataclass(slots=True)
@@ -41,7 +42,7 @@ class Record:
 
     def line(self) -> str:
         """The line, without the time that logging puts before it."""
-        path = quote(self.path[:LONGEST_PATH], safe="/?=&.-_~%")
+        path = quote(self.path[:LONGEST_PATH], safe="/%")
         return (
             f"id={self.request_id} method={self.method[:16]} path={path} "
             f"status={self.status} ms={self.total_seconds * 1000:.1f} "
@@ -70,7 +71,7 @@ class AccessLog:
     def write(self, record: Record) -> None:
         """Count a finished request and log its line, or sum it up."""
         self._observe(record)
-        refusal = 400 <= record.status < 500 and not record.calls
+        refusal = record.status >= 400 and record.code not in MODEL_FAILURES
         with self._lock:
             self._outcomes[record.code or str(record.status)] += 1
             self._roll_window()
@@ -79,6 +80,11 @@ class AccessLog:
                 self._summed[record.status] += 1
                 return
         _log.info("%s", record.line())
+
+    def roll(self) -> None:
+        """Log what a flood that is over left summed up; from time to time."""
+        with self._lock:
+            self._roll_window()
 
     def flush(self) -> None:
         """Log what is still only summed up; at the end of the process."""
