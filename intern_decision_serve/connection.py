@@ -22,13 +22,15 @@ __all__ = ["Connection", "Deadlines"]
 
 RECEIVE_BYTES = 64 * 1024
 SHORT_READ_BYTES = 1024
-LONGEST_PAUSE_SECONDS = 0.05
+SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.0005, 0.05
 LINGER_BYTES = 64 * 1024 * 1024
 LINGER_SECONDS = 5.0
-MAX_LINGERING = 8  # connections drained at a time; the others wait half-closed
+MAX_DRAINING = 4  # reads of unwanted input at a time, over all connections
+DRAIN_PAUSE_SECONDS = 0.004  # few, large reads: each one wakes Python beside a call
 _HANGUP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
-_lingering = threading.BoundedSemaphore(MAX_LINGERING)
+_draining = threading.BoundedSemaphore(MAX_DRAINING)
+_scratch = bytearray(1024 * 1024)  # shared: what is drained into it is never looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,55 +46,76 @@ class Deadlines:
 class Connection:
     """The socket of one client, used by its one handler thread.
 
-    `waiting_since` is when it began to wait for a head, or None while a request is
-    being answered: the acceptor may evict a waiting connection, never a busy one.
+    `waiting_since` is when it began to wait for a head or to linger; the acceptor may
+    evict it then, and at no other time. `slow_since` is when it began to receive a
+    body or to send an answer, while it holds a slot that others may want. Both are
+    None otherwise. `started_at` is when the first byte of the request was here.
     """
 
     def __init__(self, sock: socket.socket, deadlines: Deadlines) -> None:
-        self.waiting_since: float | None = time.monotonic()
+        self.started_at = time.monotonic()
+        self.waiting_since: float | None = self.started_at
+        self.slow_since: float | None = None
         self._sock = sock
         self._deadlines = deadlines
         self._buffer = bytearray()
         self._pause = 0.0
+        self._state = threading.Lock()  # between the handler, evict and hurry
+        self._slow_side = socket.SHUT_RD
+        self._is_evicted = False
+        self._is_hurried = False
 
     def read_head(self) -> RequestHead | None:
         """The next request's head; None when the client closed or stayed idle.
 
         Raises the ServiceError to answer when what arrived is not a head.
         """
-        now = self.waiting_since = time.monotonic()
-        deadline = now + self._deadlines.idle
-        started = False
+        self.waiting_since = self.started_at = time.monotonic()
         try:
-            while True:
-                if self._buffer[:2] == b"\r\n":  # RFC 9112 2.2: one may precede
-                    del self._buffer[:2]
-                if self._buffer and not started:
-                    started = True
-                    deadline = time.monotonic() + self._deadlines.head
-                end = self._buffer.find(b"\r\n\r\n")
-                if end >= 0:
-                    return self._take_head(end)
-                check_partial_head(self._buffer)
-                if not self._receive(deadline):
-                    return None
-        except TimeoutError:
-            if not started:
-                return None
-            raise RequestTimeout("the request head did not arrive in time") from None
+            block = self._read_block()
         except OSError:
-            return None
+            block = None
         finally:
-            self.waiting_since = None
+            with self._state:
+                self.waiting_since = None
+        return None if block is None or self._is_evicted else parse_head(block)
 
-    def _take_head(self, end: int) -> RequestHead:
-        block = bytes(self._buffer[:end])
-        del self._buffer[: end + 4]
-        return parse_head(block)
+    def _read_block(self) -> bytes | None:
+        deadline = self.started_at + self._deadlines.idle
+        started = may_skip = False
+        while True:
+            if not may_skip and len(self._buffer) >= 2:
+                may_skip = True
+                if self._buffer.startswith(b"\r\n"):  # RFC 9112 2.2: one may precede
+                    del self._buffer[:2]
+            if self._buffer and not started:
+                started = True
+                self.started_at = time.monotonic()
+                deadline = self.started_at + self._deadlines.head
+            end = self._buffer.find(b"\r\n\r\n")
+            if end >= 0:
+                block = bytes(self._buffer[:end])
+                del self._buffer[: end + 4]
+                return block
+            check_partial_head(self._buffer)
+            if not self._receive_head(deadline, started):
+                return None
+
+    def _receive_head(self, deadline: float, started: bool) -> bool:
+        try:
+            if self._receive(deadline):
+                return True
+        except TimeoutError:
+            if started:
+                raise RequestTimeout("the head did not arrive in time") from None
+            return False
+        if started and not self._is_evicted:
+            raise BadRequest("the connection ended inside the head")
+        return False
 
     def read_body(self, length: int | None, max_body_bytes: int) -> bytes:
         """The whole body: `length` bytes, or chunked when None, under the cap."""
-        deadline = time.monotonic() + self._deadlines.body
+        deadline = self._begin_slow_part(socket.SHUT_RD) + self._deadlines.body
         try:
             if length is None:
                 return self._read_chunked(max_body_bytes, deadline)
@@ -102,6 +125,8 @@ class Connection:
             raise RequestTimeout("the body did not arrive in time") from None
         except OSError:
             raise BadRequest("the connection broke inside the body") from None
+        finally:
+            self._end_slow_part()
         body = bytes(self._buffer[:length])
         del self._buffer[:length]
         return body
@@ -118,8 +143,11 @@ class Connection:
             self._receive_or_refuse(deadline)
 
     def _receive_or_refuse(self, deadline: float) -> None:
-        if not self._receive(deadline):
-            raise BadRequest("the body is shorter than declared")
+        if self._receive(deadline):
+            return
+        if self._is_hurried:
+            raise RequestTimeout("the body came slowly while others waited for a slot")
+        raise BadRequest("the body is shorter than declared")
 
     def _receive(self, deadline: float) -> bool:
         """Read once into the buffer; False at end-of-file, TimeoutError when late.
@@ -135,19 +163,35 @@ class Connection:
         self._sock.settimeout(remaining)
         data = self._sock.recv(RECEIVE_BYTES)
         self._buffer += data
-        if len(data) < SHORT_READ_BYTES:
-            self._pause = min(max(self._pause * 2, 0.0005), LONGEST_PAUSE_SECONDS)
+        self._lengthen_pause(len(data))
         return bool(data)
+
+    def _lengthen_pause(self, received: int) -> None:
+        longer = min(self._pause * 2, LONGEST_PAUSE_SECONDS)
+        short = received < SHORT_READ_BYTES
+        self._pause = max(longer, SHORTEST_PAUSE_SECONDS) if short else 0.0
 
     def send(self, data: bytes) -> bool:
         """Send all of an answer in one write; False when the client did not take it."""
         self._pause = 0.0
+        self._begin_slow_part(socket.SHUT_RDWR)
         try:
             self._sock.settimeout(self._deadlines.answer)
             self._sock.sendall(data)
         except OSError:
             return False
+        finally:
+            self._end_slow_part()
         return True
+
+    def _begin_slow_part(self, side: int) -> float:
+        self._slow_side = side
+        self.slow_since = now = time.monotonic()
+        return now
+
+    def _end_slow_part(self) -> None:
+        with self._state:
+            self.slow_since = None
 
     @property
     def has_input(self) -> bool:
@@ -167,34 +211,47 @@ class Connection:
             return True
 
     def evict(self) -> None:
-        """Wake the handler with end-of-file; from the acceptor."""
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+        """End a connection that waits or lingers; from the acceptor.
+
+        The lock makes sure that no request is cut that has just been read.
+        """
+        with self._state:
+            if self.waiting_since is not None:
+                self._is_evicted = True
+                self._shut(socket.SHUT_RDWR)
+
+    def hurry(self) -> None:
+        """End a body that is still coming (it gets a 408) or an answer nobody takes."""
+        with self._state:
+            if self.slow_since is not None and not self._is_hurried:
+                self._is_hurried = True
+                self._shut(self._slow_side)
+
+    def _shut(self, how: int) -> None:
+        with contextlib.suppress(OSError):  # ENOTCONN: the client was faster
+            self._sock.shutdown(how)
 
     def linger(self) -> None:
-        """Half-close, then drop what the client still sends, within bounds.
-
-        What the kernel holds waits there without a reset until a place is free.
-        """
+        """Half-close, then drop what the client still sends, within bounds."""
+        self.waiting_since = time.monotonic()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
-            if _lingering.acquire(timeout=LINGER_SECONDS):
-                try:
-                    self._drain()
-                finally:
-                    _lingering.release()
+            self._drain(self.waiting_since + LINGER_SECONDS)
 
-    def _drain(self) -> None:
-        deadline = time.monotonic() + LINGER_SECONDS
-        scratch = bytearray(1024 * 1024)
+    def _drain(self, deadline: float) -> None:
+        """Read few at a time; a silent client waits in poll and takes no place."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
         dropped = 0
         while dropped < LINGER_BYTES:
             remaining = deadline - time.monotonic()
-            if remaining <= 0:
+            if remaining <= 0 or not poll.poll(remaining * 1000):
                 return
-            self._sock.settimeout(remaining)
-            received = self._sock.recv_into(scratch)
-            if not received:
-                return
+            with _draining:
+                received = self._sock.recv_into(_scratch)
+                if not received:
+                    return
+                time.sleep(DRAIN_PAUSE_SECONDS)
             dropped += received
-            time.sleep(0.002)  # few, large reads: each one wakes Python beside a call
+            self._lengthen_pause(received)
+            time.sleep(self._pause)

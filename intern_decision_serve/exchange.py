@@ -21,13 +21,16 @@ from .accesslog import CLIENT_GONE, AccessLog, Record
 from .admission import Admission
 from .auth import check_bearer
 from .connection import Connection
-from .decoding import decode_body
+from .decoding import check_codings, decode_body
 from .errors import (
+    Busy,
+    EngineFailed,
     MethodNotAllowed,
     NotFound,
     NotImplementedMethod,
     ScoringFailed,
     ServiceError,
+    ShuttingDown,
 )
 from .framing import RequestHead, body_length
 from .handlers import Api, PostHandler, Reply, Trace
@@ -50,6 +53,7 @@ class Edge(Protocol):
     max_body_bytes: int
     admission: Admission
     access_log: AccessLog
+    strangers: Pace
     refusals: Pace
     documents: Pace
 
@@ -58,6 +62,9 @@ class Edge(Protocol):
 
     def check_open(self) -> None:
         """Raise ShuttingDown or EngineFailed when no new work is taken."""
+
+    def hurry_slowest(self) -> None:
+        """End the slowest body or answer that holds a slot, if it is slow indeed."""
 
 
 def refuse(error: ServiceError) -> Reply:
@@ -77,8 +84,9 @@ def refuse(error: ServiceError) -> Reply:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far the request came; decides the slot and the connection's fate."""
+    """How far the request came; decides its pace, the slot, the connection's fate."""
 
+    is_stranger: bool = True  # no right bearer, so far
     admitted: bool = False
     body_pending: bool = False  # declared, and not read to its end
 
@@ -93,7 +101,6 @@ class Exchange:
         self._trace = Trace()
         self._head: RequestHead | None = None
         self._request_id = os.urandom(8).hex()
-        self._started_at = time.monotonic()
 
     def run(self) -> bool:
         """Answer the next request; whether the connection serves another."""
@@ -101,7 +108,6 @@ class Exchange:
             self._head = self._connection.read_head()
             if self._head is None:
                 return False
-            self._started_at = time.monotonic()
             self._request_id = _request_id(self._head) or self._request_id
             reply = self._answer(self._head)
         except ServiceError as error:
@@ -121,7 +127,7 @@ class Exchange:
     def _answer(self, head: RequestHead) -> Reply:
         self._progress.body_pending = _declares_body(head)
         if head.method == "POST":
-            check_bearer(head.values(b"authorization"), self._edge.token)
+            self._check_bearer(head)
         api, path = self._edge.api, head.path
         allow = api.allow(path)
         if allow is None:
@@ -133,35 +139,69 @@ class Exchange:
         if head.method == "POST":
             return self._post(head, api.posts[path])
         if path in api.gets:
-            check_bearer(head.values(b"authorization"), self._edge.token)
+            self._check_bearer(head)
             return api.gets[path]()
         return api.open_gets[path]()
 
+    def _check_bearer(self, head: RequestHead) -> None:
+        check_bearer(head.values(b"authorization"), self._edge.token)
+        self._progress.is_stranger = False
+
     def _post(self, head: RequestHead, handler: PostHandler) -> Reply:
         self._edge.check_open()
-        self._edge.admission.enter()
-        self._progress.admitted = True
+        self._enter()
         limit = self._edge.max_body_bytes
         length = body_length(head, limit)
-        if head.expects_continue and not self._connection.has_input:
+        codings = head.tokens(b"content-encoding")
+        check_codings(codings)
+        if head.expects_continue and length != 0 and not self._connection.has_input:
             self._connection.send(_CONTINUE)
         body = self._connection.read_body(length, limit)
         self._progress.body_pending = False
-        body = decode_body(body, head.tokens(b"content-encoding"), limit)
+        body = decode_body(body, codings, limit)
         return handler(body, self._connection.is_gone, self._trace)
+
+    def _enter(self) -> None:
+        try:
+            self._edge.admission.enter()
+        except Busy:
+            self._edge.hurry_slowest()
+            raise
+        self._progress.admitted = True
+
+    def _pace(self, reply: Reply) -> None:
+        """Wait for this answer's turn beside a running call; scored ones go at once.
+
+        Strangers have a rate of their own: their flood delays nobody with a token.
+        """
+        edge, progress = self._edge, self._progress
+        if reply.status < 400 or reply.status == 503:
+            if not progress.admitted:
+                edge.documents.wait()
+        elif progress.is_stranger:
+            edge.strangers.wait()
+        else:
+            edge.refusals.wait()
+
+    def _keeps(self, reply: Reply) -> bool:
+        """Whether the connection can serve on: all input read, and a service left."""
+        head, ending = self._head, reply.code in (ShuttingDown.code, EngineFailed.code)
+        return (
+            head is not None
+            and head.keep_alive
+            and not self._progress.body_pending
+            and not ending
+        )
 
     def _send(self, reply: Reply) -> bool:
         head = self._head
-        if reply.status >= 400 and reply.status != 503:
-            self._edge.refusals.wait()
-        elif not self._progress.admitted:
-            self._edge.documents.wait()
-        keep = head is not None and head.keep_alive and not self._progress.body_pending
+        self._pace(reply)
+        keep = self._keeps(reply)
         data = self._render(reply, keep, is_head=bool(head and head.method == "HEAD"))
         sent = self._connection.send(data)
+        self._leave()  # at once: the client may be back before the line is written
         self._record(reply.status, reply.code or "ok", len(data) if sent else 0)
         if sent and not keep:
-            self._leave()
             self._connection.linger()
         return sent and keep
 
@@ -196,7 +236,7 @@ class Exchange:
                 path=head.path if head else "-",
                 status=status,
                 code=code,
-                total_seconds=time.monotonic() - self._started_at,
+                total_seconds=time.monotonic() - self._connection.started_at,
                 queued_seconds=trace.queued_seconds,
                 scoring_seconds=trace.scoring_seconds,
                 calls=trace.calls,
@@ -207,10 +247,9 @@ class Exchange:
 
 
 def _declares_body(head: RequestHead) -> bool:
+    """Whether bytes may follow that are no request: also where the framing is wrong."""
     lengths = head.values(b"content-length")
-    return bool(head.values(b"transfer-encoding")) or any(
-        length != b"0" for length in lengths
-    )
+    return bool(head.values(b"transfer-encoding")) or lengths not in ([], [b"0"])
 
 
 def _request_id(head: RequestHead) -> str | None:

@@ -9,14 +9,16 @@ itself.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
-import math
 import socket
 import socketserver
 import threading
 import time
+from collections.abc import Iterable
 from http.server import ThreadingHTTPServer
+from operator import itemgetter
 from typing import Any
 
 from .accesslog import AccessLog
@@ -33,7 +35,9 @@ _log = logging.getLogger(__name__)
 
 BACKLOG = 1024  # connects beyond it would be reset; the kernel caps it at somaxconn
 MAX_CONNECTIONS = 512  # over it they wait in the backlog
-EVICT_AFTER_SECONDS = 1.0  # a connection waiting this long for a head may be closed
+EVICT_AFTER_SECONDS = 1.0  # who waits or lingers so long makes room, where it is short
+HURRY_AFTER_SECONDS = 3.0  # who sends or takes so slowly does, where a slot is wanted
+LOOK_AGAIN_SECONDS = 0.1
 ACCEPTS_A_SECOND, ACCEPT_BURST = 200, 256
 REFUSALS_A_SECOND, DOCUMENTS_A_SECOND, ANSWER_BURST = 100, 200, 32
 
@@ -45,13 +49,9 @@ class ConnectionThread(socketserver.BaseRequestHandler):
 
     def handle(self) -> None:
         """Answer requests until one side wants to close."""
-        connection = Connection(self.request, self.server.deadlines)
-        self.server.enter(connection)
-        try:
-            while Exchange(self.server, connection).run():
-                pass
-        finally:
-            self.server.leave(connection)
+        connection = self.server.connection_of(self.request)
+        while Exchange(self.server, connection).run():
+            pass
 
 
 class Server(ThreadingHTTPServer):
@@ -75,7 +75,10 @@ class Server(ThreadingHTTPServer):
         deadlines: Deadlines | None = None,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
-        if inherited is None and ":" in address[0]:
+        if inherited is not None:
+            # TCPServer makes a socket whatever comes; the sealed unit allows only this
+            self.address_family = socket.AF_UNIX
+        elif ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, ConnectionThread, bind_and_activate=False)
         self.token = token
@@ -86,11 +89,13 @@ class Server(ThreadingHTTPServer):
         self.deadlines = deadlines or Deadlines()
         self._api: Api | None = None
         self._accepts = self._pace(ACCEPTS_A_SECOND, ACCEPT_BURST)
+        self.strangers = self._pace(REFUSALS_A_SECOND, ANSWER_BURST)
         self.refusals = self._pace(REFUSALS_A_SECOND, ANSWER_BURST)
         self.documents = self._pace(DOCUMENTS_A_SECOND, ANSWER_BURST)
         self._max_connections = max_connections
         self._open = threading.Condition()
-        self._connections: set[Connection] = set()
+        self._connections: dict[socket.socket, Connection] = {}
+        self._is_closing = False
         self._inherit_or_bind(inherited)
 
     def _pace(self, rate: float, burst: int) -> Pace:
@@ -117,9 +122,8 @@ class Server(ThreadingHTTPServer):
         self.server_address = self.socket.getsockname()
 
     def serve(self, api: Api) -> None:
-        """Listen, and serve until `shutdown`; call after the last startup check."""
+        """Serve until `shutdown`; listen first, after the last startup check."""
         self._api = api
-        self.server_activate()
         self.serve_forever(poll_interval=0.2)
 
     @property
@@ -138,6 +142,10 @@ class Server(ThreadingHTTPServer):
         """Raise ShuttingDown or EngineFailed when no new work is taken."""
         self.worker.check_open()
 
+    def service_actions(self) -> None:
+        """Between two accepts, five times a second at least."""
+        self.access_log.roll()
+
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accept one connection when there is room for it."""
         self._make_room()
@@ -146,32 +154,65 @@ class Server(ThreadingHTTPServer):
             sock, address = super().get_request()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS):
-                time.sleep(0.05)  # the listener stays readable: do not spin
+                self._evict(since=time.monotonic())
+                time.sleep(LOOK_AGAIN_SECONDS)  # the listener stays readable
             raise
-        if sock.family != socket.AF_UNIX:
+        with contextlib.suppress(OSError):  # it was reset while it waited
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return sock, address
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Count the connection, then give it its thread."""
+        with self._open:
+            self._connections[request] = Connection(request, self.deadlines)
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # the system has no thread left
+            _log.error("no thread for a connection: closing it")
+            self.shutdown_request(request)
+            time.sleep(LOOK_AGAIN_SECONDS)
+
+    def close_request(self, request: Any) -> None:
+        """Forget a connection, close it, and let the acceptor go on."""
+        with self._open:
+            self._connections.pop(request, None)
+            self._open.notify()
+        super().close_request(request)
+
+    def shutdown(self) -> None:
+        """End `serve`, also where it waits for room."""
+        with self._open:
+            self._is_closing = True
+            self._open.notify()
+        super().shutdown()
+
     def _make_room(self) -> None:
-        """Wait below the bound; close the connection that waited longest for a head."""
+        """Wait below the bound; the connection that waited longest makes room."""
         with self._open:
             while len(self._connections) >= self._max_connections:
-                before = time.monotonic() - EVICT_AFTER_SECONDS
-                for connection in sorted(self._connections, key=_waiting_since)[:1]:
-                    if _waiting_since(connection) < before:
-                        connection.evict()
-                self._open.wait(0.1)
+                if self._is_closing:
+                    raise ConnectionAbortedError("the server is closing")
+                self._evict(since=time.monotonic() - EVICT_AFTER_SECONDS)
+                self._open.wait(LOOK_AGAIN_SECONDS)
 
-    def enter(self, connection: Connection) -> None:
-        """Count an open connection."""
+    def _evict(self, since: float) -> None:
+        """End one connection that has waited or lingered since then."""
         with self._open:
-            self._connections.add(connection)
+            longest = _earliest(self._connections.values(), "waiting_since", since)
+            if longest is not None:
+                longest.evict()
 
-    def leave(self, connection: Connection) -> None:
-        """Forget a closed connection and let the acceptor go on."""
+    def hurry_slowest(self) -> None:
+        """End the slowest body or answer that holds a slot, if it is slow indeed."""
+        since = time.monotonic() - HURRY_AFTER_SECONDS
         with self._open:
-            self._connections.discard(connection)
-            self._open.notify()
+            slowest = _earliest(self._connections.values(), "slow_since", since)
+            if slowest is not None:
+                slowest.hurry()
+
+    def connection_of(self, request: socket.socket) -> Connection:
+        """The open connection over a socket."""
+        return self._connections[request]
 
     @property
     def open_connections(self) -> int:
@@ -183,7 +224,13 @@ class Server(ThreadingHTTPServer):
         _log.exception("a connection's thread met an unexpected failure")
 
 
-def _waiting_since(connection: Connection) -> float:
-    """When it began to wait for a head; a busy connection sorts last."""
-    since = connection.waiting_since
-    return math.inf if since is None else since
+def _earliest(
+    connections: Iterable[Connection], attribute: str, since: float
+) -> Connection | None:
+    """The one whose time is earliest, if it is not after `since`; None has no time."""
+    timed = [
+        (at, connection)
+        for connection in connections
+        if (at := getattr(connection, attribute)) is not None and at <= since
+    ]
+    return min(timed, key=itemgetter(0))[1] if timed else None
