@@ -68,6 +68,7 @@ def settle(score: Score) -> tuple[dict[str, Any], int]:
         after, _ = score(WARMUP)
         difference = find_difference(before, after)
         if difference is None:
+            _log.info("the warm-up settled in %d calls", calls)
             return after, calls
         before = after
     raise StartupRefused(
