@@ -37,7 +37,7 @@ __all__ = ["Events", "Service", "load_on_this_thread", "run"]
 _log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 30.0  # for admitted work, after SIGTERM
-LOST_SECONDS = 2.0  # for the answers of waiting requests, once the engine is lost
+LOST_SECONDS = 2.0  # to answer what waits and show /health, once the engine is lost
 
 
 def load_on_this_thread(config: Config, pins: ModelPins) -> Any:
@@ -237,5 +237,5 @@ def _drain(service: Service, events: Events) -> None:
 
 def _end_lost(service: Service) -> int:
     notify.status("the engine is lost")
-    service.admission.wait_until_empty(LOST_SECONDS)
+    threading.Event().wait(LOST_SECONDS)
     return EXIT_ENGINE_LOST
