@@ -52,7 +52,7 @@ class Pace:
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
-        self._next = clock()
+        self._next = clock() - self._allowance
 
     def wait(self) -> None:
         """Return at once on an idle engine, else when the rate allows."""

@@ -4,11 +4,81 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["fake_predict"]
+__all__ = ["PROMPT_SHA256", "WAIT", "FakeEngine", "fake_predict"]
 
 TEMPERATURE = 1.99241824
+PROMPT_SHA256 = "5" * 64
+WAIT = 20  # seconds until a test that hangs fails; nothing waits so long when well
+
+
+class FakeEngine:
+    """The engine's surface for the worker and the handlers, with hooks for tests.
+
+    A cleared `gate` holds every call inside `score`; `script` is what the next calls
+    raise (None: they answer); `predict` makes the answers. It records the thread and
+    the request of every call, and how many were ever inside at once.
+    """
+
+    longest_token = 16
+
+    def __init__(self) -> None:
+        self.description: dict[str, Any] = {"name": "Fake", "revision": "0" * 40}
+        self.kernels: dict[str, Any] = {"kernel": "torch"}
+        self.warmup: dict[str, Any] = {"calls": 1}
+        self.graphs: dict[str, Any] | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.script: deque[BaseException | None] = deque()
+        self.predict: Callable[[dict[str, Any]], dict[str, Any]] = fake_predict
+        self.refusal: BaseException | None = None
+        self.records: list[tuple[int, dict[str, Any]]] = []
+        self.most_inside = 0
+        self.loaded_on = threading.get_ident()
+        self._entered = threading.Semaphore(0)
+        self._inside = 0
+
+    def score(
+        self, request: dict[str, Any], prepared: Any = None
+    ) -> tuple[dict[str, Any], str]:
+        """Answer, or raise what the script says, once the gate is open."""
+        self._inside += 1
+        self.most_inside = max(self.most_inside, self._inside)
+        self.records.append((threading.get_ident(), request))
+        self._entered.release()
+        try:
+            assert self.gate.wait(WAIT)
+            failure = self.script.popleft() if self.script else None
+            if failure is not None:
+                raise failure
+            return self.predict(request), PROMPT_SHA256
+        finally:
+            self._inside -= 1
+
+    def wait_for_call(self) -> None:
+        """Return once one more call than was waited for has begun."""
+        assert self._entered.acquire(timeout=WAIT)
+
+    def validate(self, request: dict[str, Any]) -> None:
+        """Raise `refusal`, as the pinned validate_request would."""
+        if self.refusal is not None:
+            raise self.refusal
+
+    def prepare(self, request: dict[str, Any]) -> None:
+        """Nothing is encoded ahead."""
+
+    def memory(self) -> dict[str, Any]:
+        """No card."""
+        return {"baseline_mib": 1, "allocated_mib": 2, "reserved_mib": 3, "peak_mib": 4}
+
+    @property
+    def requests(self) -> list[dict[str, Any]]:
+        """The requests scored so far, in order."""
+        return [request for _, request in self.records]
 
 
 def fake_predict(request: dict[str, Any]) -> dict[str, Any]:
