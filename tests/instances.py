@@ -26,7 +26,7 @@ from intern_decision_serve import lifecycle
 from intern_decision_serve.config import load_config
 from intern_decision_serve.errors import EngineFailed
 
-__all__ = ["HOLD", "SleepingEngine", "start_instance"]
+__all__ = ["HOLD", "LOSE", "RELEASE", "SleepingEngine", "start_instance"]
 
 HOLD = "hold"
 LOSE, RELEASE = signal.SIGUSR1, signal.SIGUSR2
