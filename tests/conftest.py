@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from demo_server import DemoServer, start_demo
+from running import RunningService
 
 from intern_decision_serve.demo import DemoCheckpoint, make_checkpoint
 
@@ -29,3 +31,23 @@ def demo_server(
     server.wait_until_ready()
     yield server
     assert server.stop() == 0
+
+
+@pytest.fixture
+def start_service() -> Iterator[Callable[..., RunningService]]:
+    """Start services over fake engines; settings by their names in Config."""
+    running: list[RunningService] = []
+
+    def start(server: dict[str, Any] | None = None, **settings: Any) -> RunningService:
+        running.append(RunningService(server or {}, settings))
+        return running[-1]
+
+    yield start
+    for service in running:
+        service.stop()
+
+
+@pytest.fixture
+def service(start_service: Callable[..., RunningService]) -> RunningService:
+    """A running service over a fake engine, with every setting at its default."""
+    return start_service()
