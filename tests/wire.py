@@ -81,7 +81,11 @@ class Wire:
         if receive_buffer is not None:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.sock.settimeout(WAIT)
-        self.sock.connect(tuple(address[:2]))
+        try:
+            self.sock.connect(tuple(address[:2]))
+        except OSError:
+            self.sock.close()
+            raise
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._received = b""
 
