@@ -316,9 +316,11 @@ class TestInstancesThatFail:
         with run_balancer(tmp_path, [i.url for i in pair]) as balancer:
             held = hold_both(balancer, pair)
             pair[1].process.send_signal(RELEASE)
+            pair[0].terminate()
+            wait_until(lambda: pair[0].ask("/health")[0] == 503, "stopping")
             with Stream(balancer.host) as stream:
-                pair[0].terminate()
                 balancer.wait_for("DOWN", "UP")
+                assert balancer.count("wretr") >= 1
                 stream.wait_for(10)
                 pair[0].process.send_signal(RELEASE)
                 assert pair[0].wait() == 0
