@@ -313,7 +313,8 @@ class TestInstancesThatFail:
         self, start: Start, tmp_path: Path
     ) -> None:
         pair = start(seconds=0.005)
-        with run_balancer(tmp_path, [i.url for i in pair]) as balancer:
+        slow = [("fastinter 250ms", "fastinter 1s")]
+        with run_balancer(tmp_path, [i.url for i in pair], slow) as balancer:
             held = hold_both(balancer, pair)
             pair[1].process.send_signal(RELEASE)
             pair[0].terminate()
@@ -340,6 +341,17 @@ class TestInstancesThatFail:
             assert {status for status, _ in stream.outcomes} == {200}
             assert pair[0].ask("/health")[0] == 503
             assert balancer.count("wretr") >= 1
+
+    def test_the_last_answer_passes_when_no_other_instance_is_left(
+        self, start: Start, tmp_path: Path
+    ) -> None:
+        [instance] = start(1, stay_lost=True)
+        unchecked = [("inter 1s fastinter 250ms", "inter 1h")]
+        with run_balancer(tmp_path, [instance.url], unchecked) as balancer:
+            instance.process.send_signal(LOSE)
+            wait_until(lambda: instance.ask("/decide", BODY)[0] == 503, "lost")
+            status, document = ask(balancer.host, "/decide", BODY)
+            assert (status, document["error"]["code"]) == (503, "engine_failed")
 
     def test_a_full_one_is_left_until_it_has_room(
         self, start: Start, tmp_path: Path
