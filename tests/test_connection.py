@@ -468,3 +468,16 @@ def test_started_at_is_when_the_request_began_not_the_connection(
     pair.client.send(HEAD)
     assert reading.result() is not None
     assert pair.server.started_at >= before
+
+
+def test_thousands_of_chunks_in_one_read_are_paid_with_a_pause(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    clock = SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic)
+    monkeypatch.setattr(connection_module, "time", clock)
+    for count, pause in ((50, 0), (1000, 936 * 0.00005)):
+        pair = connect()
+        pair.server._buffer += b"1\r\nx\r\n" * count + b"0\r\n\r\n"
+        assert pair.server.read_body(None, LIMIT) == b"x" * count
+        assert sum(pauses) == pytest.approx(pause, abs=0.0001)
