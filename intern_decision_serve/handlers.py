@@ -11,8 +11,9 @@ from __future__ import annotations
 import importlib.resources
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from .errors import InvalidRequest, ScoringFailed, ServiceError
 from .health import Health
 from .metrics import CONTENT_TYPE, Metrics
 from .pins import READOUT, ModelPins
-from .worker import Job, Result, Worker
+from .worker import ClientGone, Job, Result, Worker
 
 __all__ = ["Api", "Reply", "Trace"]
 
@@ -110,7 +111,7 @@ class Api:
     def decide(self, body: bytes, is_gone: Callable[[], bool], trace: Trace) -> Reply:
         """POST /decide: one decision, one call per ordering."""
         limit = self._config.max_decisions
-        with self._worker.turns.prepare(len(body)):
+        with self._turn(body, is_gone):
             request = validation.parse_decide(self._parse(body), max_decisions=limit)
             calls = mapping.plan_calls(request.state, (request.decision,))
             requests = self._check_fit(body, [call.request for call in calls])
@@ -127,7 +128,7 @@ class Api:
     ) -> Reply:
         """POST /decide/shared: many decisions over one state, packed into calls."""
         limit = self._config.max_decisions
-        with self._worker.turns.prepare(len(body)):
+        with self._turn(body, is_gone):
             request = validation.parse_shared(self._parse(body), max_decisions=limit)
             calls = mapping.plan_calls(request.state, request.decisions)
             requests = self._check_fit(body, [call.request for call in calls])
@@ -143,7 +144,7 @@ class Api:
         self, body: bytes, is_gone: Callable[[], bool], trace: Trace
     ) -> Reply:
         """POST /v1/systemone: straight to predict(), never through the mapping."""
-        with self._worker.turns.prepare(len(body)):
+        with self._turn(body, is_gone):
             request = validation.parse_systemone(self._parse(body))
             engine_request = systemone.engine_request(request)
             requests = self._check_fit(body, [engine_request])
@@ -188,6 +189,14 @@ class Api:
             "readout": READOUT,
             "probability_status": self._pins.probability_status,
         }
+
+    @contextmanager
+    def _turn(self, body: bytes, is_gone: Callable[[], bool]) -> Iterator[None]:
+        """The turn this body's Python needs; a client may be gone when it comes."""
+        with self._worker.turns.prepare(len(body)):
+            if is_gone():
+                raise ClientGone
+            yield
 
     def _parse(self, body: bytes) -> object:
         return validation.parse_json(body, max_values=self._max_values)

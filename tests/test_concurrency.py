@@ -221,6 +221,32 @@ def test_gone_clients_cost_no_call_and_their_slots_are_free_at_once(
     until(lambda: service.get("/health").json["requests"]["skipped"] == 6)
 
 
+def test_a_client_gone_before_its_turn_is_not_even_parsed(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 clients that sent 50 kB and left made a small request take 2 s."""
+    parsed: list[int] = []
+    parse = service.service.api._parse
+
+    def count(body: bytes) -> object:
+        parsed.append(len(body))
+        return parse(body)
+
+    monkeypatch.setattr(service.service.api, "_parse", count)
+    service.engine.gate.clear()
+    with service.wire() as held:
+        held.send(make_request("/decide", DECIDE))
+        service.engine.wait_for_call()
+        wire = service.wire()
+        wire.send(make_request("/decide", {**DECIDE, "state": "s" * 50_000}))
+        until(lambda: service.worker.turns._waiting == 1)
+        wire.sock.close()
+        service.engine.gate.set()
+        assert held.read().status == 200
+    until(lambda: _count(service, "client_gone") == 1)
+    assert len(parsed) == 1
+
+
 def test_a_client_gone_between_its_calls_frees_the_rest(
     service: RunningService,
 ) -> None:
