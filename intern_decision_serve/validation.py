@@ -145,7 +145,7 @@ def rendered_size(state: State) -> int:
     """Return a lower bound, in characters, of the state rendered with indent=2.
 
     Indentation alone can blow a body up 300 times, so it is summed, not rendered.
-    Escapes and the digits of numbers are left out of the sum.
+    Escapes and the digits of fractions are left out of the sum.
     """
     size = depth = 0
     level: list[Any] = [state]
@@ -162,6 +162,8 @@ def rendered_size(state: State) -> int:
                     deeper.extend(value.values())
                 else:
                     deeper.extend(value)
+            elif isinstance(value, int):
+                size += max(1, value.bit_length() * 3 // 10)  # of log10(2) = 0.30103
             else:
                 size += 1
         level = deeper

@@ -527,6 +527,12 @@ def test_rendered_size_counts_indentation_exactly(state: Any) -> None:
     assert rendered_size(state) == len(rendered) - slack
 
 
+@pytest.mark.parametrize("value", [0, 7, -9, 10, 2**31, 10**4299, -(10**4300) + 1])
+def test_rendered_size_counts_nearly_all_digits_of_an_integer(value: int) -> None:
+    digits = len(str(value))
+    assert digits - 2 - digits // 200 <= rendered_size([value]) - 6 <= digits
+
+
 def test_rendered_size_sees_what_deep_nesting_blows_up() -> None:
     state: Any = [0] * 1000
     for _ in range(90):
