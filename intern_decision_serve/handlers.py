@@ -224,11 +224,10 @@ class Api:
         """
         if len(body) < LONG_BODY_BYTES:
             return []
-        return [self._encoder.submit(self._prepare, request) for request in requests]
-
-    def _prepare(self, request: dict[str, Any]) -> Any:
-        with self._worker.turns.light():
-            return self._worker.engine.prepare(request)
+        # Without a turn: tokenising releases the GIL, and under the lock of the light
+        # ones a legal MiB kept every small request waiting for seconds.
+        prepare = self._worker.engine.prepare
+        return [self._encoder.submit(prepare, request) for request in requests]
 
     def _score(
         self,
