@@ -37,6 +37,11 @@ _log = logging.getLogger(__name__)
 # byte-level tokenizer holds at least one byte.
 SHORTEST_PREPARED_BYTES = 8192
 
+# A legal MiB takes the tokenizer 2 to 7 s, and turning its ids into lists holds the GIL
+# for up to 290 ms. So a prompt far too long is refused by its beginning: one with twice
+# MAX_TOKENS in its first 12 characters a token cannot fit as a whole.
+BEGINNING_CHARACTERS_A_TOKEN = 12
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -63,9 +68,23 @@ class Preparer:
     def prepare(self, request: dict[str, Any]) -> Prepared:
         """Encode one call; raises what the pinned code raises. Encoder thread only."""
         text = render_prompt(self._inference, self._shadow.tokenizer, request)
+        _check_beginning(self._shadow, text)
         row = self._inference.validate_request(request)
         encoded = type(self._shadow).encode(self._shadow, row)
         return Prepared(request, hash_prompt(text), tuple(encoded))
+
+
+def _check_beginning(shadow: Any, text: str) -> None:
+    """Raise ValueError for a prompt whose beginning alone has twice `max_length`."""
+    tokenizer = getattr(shadow.tokenizer, "backend_tokenizer", None)
+    limit = shadow.max_length
+    beginning = text[: BEGINNING_CHARACTERS_A_TOKEN * limit]
+    if tokenizer is None or len(beginning) == len(text):
+        return
+    # The batch call is the one that releases the GIL.
+    [encoding] = tokenizer.encode_batch([beginning], add_special_tokens=False)
+    if len(encoding) > 2 * limit:
+        raise ValueError(f"the prompt is over {2 * limit} tokens, limit {limit}")
 
 
 def _shadow_backend(backend: Any) -> Any:

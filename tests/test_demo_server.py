@@ -201,6 +201,20 @@ class TestSystemOne:
         assert answer["error"]["code"] == "invalid_request"
         assert "8192" in answer["error"]["message"]
 
+    def test_a_prompt_far_over_max_tokens_is_refused_by_its_beginning(
+        self, demo_server: DemoServer
+    ) -> None:
+        body = {"state": "a b " * 30_000, "questions": QUESTIONS}
+        assert demo_server.ask("/v1/systemone", body) == (
+            422,
+            {
+                "error": {
+                    "code": "invalid_request",
+                    "message": "the prompt is over 16384 tokens, limit 8192",
+                }
+            },
+        )
+
 
 class TestHealth:
     def test_it_names_the_demo(
@@ -305,10 +319,6 @@ class TestStop:
         assert server.wait() == 0
         assert [status for status, _ in answers()] == [200]
 
-    @pytest.mark.xfail(
-        reason="torch aborts (SIGABRT) when the interpreter ends beside its thread",
-        strict=True,
-    )
     def test_a_second_sigterm_during_a_call_exits_0_at_once(
         self, start: Callable[..., DemoServer]
     ) -> None:
