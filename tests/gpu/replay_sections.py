@@ -63,6 +63,7 @@ def _bound(served: Replayed, *, most: int) -> None:
     def bound(engine: Any) -> None:
         if engine.replay is not None:
             engine.replay._most = most
+            engine.replay.drop()
 
     served.on_inference_thread(bound)
 
