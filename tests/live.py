@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -94,6 +95,14 @@ class LiveService:
     def address(self) -> tuple[str, int]:
         host, port = self.service.server.server_address[:2]
         return str(host), int(port)
+
+    def count(self, outcome: str, at_least: int) -> int:
+        """How many requests ended so; they are counted just after their answer."""
+        deadline = time.monotonic() + 10
+        while (found := self.service.access_log.outcomes.get(outcome, 0)) < at_least:
+            assert time.monotonic() < deadline, (outcome, found)
+            time.sleep(0.002)
+        return found
 
     def ask(
         self,
