@@ -1,4 +1,4 @@
-"""The shape of the package: who may import whom, how long a thing may be, what loads."""
+"""The shape of the package: who may import whom, how long things are, what loads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`python -m intern_decision_serve.demo DIRECTORY SIZE DEVICE`: make the checkpoint.
 
-A process of its own, so that what drawing the weights leaves on a card (a context, cached
-memory) is gone before the one that serves them loads (INV-2, INV-4).
+A process of its own, so that what drawing the weights leaves on a card (a context,
+cached memory) is gone before the one that serves them loads (INV-2, INV-4).
 """
 
 from __future__ import annotations
