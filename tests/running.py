@@ -87,9 +87,8 @@ class RunningService:
         closing = threading.Thread(target=self.service.close)
         closing.start()
         while closing.is_alive():
-            with contextlib.suppress(OSError), socket.socket() as waker:
-                waker.settimeout(1)
-                waker.connect(self.address)
+            with contextlib.suppress(OSError):
+                socket.create_connection(self.address[:2], timeout=1).close()
             closing.join(0.002)
 
     def stop(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import logging
 import re
+import socket
 import sys
 from collections.abc import Callable
 from http.client import HTTPConnection
@@ -997,6 +998,24 @@ def test_an_ordinary_client_keeps_its_connection(service: RunningService) -> Non
         response = connection.getresponse()
         assert response.status == 200
         response.read()
+    connection.close()
+
+
+# --- addresses ----------------------------------------------------------------------
+
+
+def test_an_ipv6_host_is_served_and_named(start_service: Start) -> None:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            pass
+    except OSError:
+        pytest.skip("no IPv6 here")
+    service = start_service(host="::1")
+    port = service.address[1]
+    assert service.server.url == f"http://[::1]:{port}"
+    connection = HTTPConnection("::1", port, timeout=20)
+    connection.request("GET", "/health")
+    assert connection.getresponse().status == 200
     connection.close()
 
 

@@ -228,6 +228,49 @@ def test_a_lost_engine_answers_all_that_wait_and_refuses_what_comes(
     assert not running.lost.acquire(blocking=False)  # told once
 
 
+# --- what the engine does after an answer -------------------------------------------
+
+
+class Capturing(FakeEngine):
+    """An engine that has something to capture, once, after its first answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failure: Exception | None = None
+        self.captured_on: list[int] = []
+
+    @property
+    def is_capture_due(self) -> bool:
+        return not self.captured_on
+
+    def after_answer(self) -> None:
+        self.captured_on.append(threading.get_ident())
+        if self.failure is not None:
+            raise self.failure
+
+
+@pytest.mark.parametrize(
+    ("failure", "is_lost"),
+    [(None, False), (RuntimeError("x"), False), (EngineFailed("lost"), True)],
+)
+def test_a_capture_runs_once_on_the_inference_thread_and_may_fail(
+    running: Running, failure: Exception | None, is_lost: bool
+) -> None:
+    capturing = Capturing()
+    capturing.failure, capturing.loaded_on = failure, running.engine.loaded_on
+    running.worker.engine = capturing
+    running.submit("a").wait()
+    until(lambda: capturing.captured_on == [capturing.loaded_on])
+    until(lambda: running.worker.running_since is None)
+    if is_lost:
+        with pytest.raises(EngineFailed):
+            running.submit("b")
+    else:
+        assert running.submit("b").wait()
+    assert running.worker.is_lost is is_lost
+    assert running.lost.acquire(blocking=False) is is_lost
+
+
 # --- stopping -----------------------------------------------------------------------
 
 
