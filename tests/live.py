@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -37,7 +38,8 @@ class LiveEngine:
     longest_token = 16
     graphs = None
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
         self.description: dict[str, Any] = dict.fromkeys(_MODEL_FIELDS, "fake")
         self.kernels: dict[str, Any] = {}
         self.warmup: dict[str, Any] = {}
@@ -49,6 +51,8 @@ class LiveEngine:
     ) -> tuple[dict[str, Any], str]:
         """predict()'s shapes, and a hash of the right length."""
         self.gate.wait()
+        if self.seconds:
+            time.sleep(self.seconds)
         response = fake_predict(request)
         for answer in response["answers"].values():
             if "legend" in answer:  # the model's is text throughout, and never null
@@ -81,9 +85,11 @@ class LiveEngine:
 def _check_numbers(criteria: dict[str, Any]) -> None:
     for value in criteria:
         try:
-            float(value)
+            finite = math.isfinite(float(value))
         except ValueError:
-            raise InvalidRequest("score values must be numbers") from None
+            finite = False
+        if not finite:
+            raise InvalidRequest("score values must be finite numbers")
 
 
 class LiveService:
@@ -134,11 +140,11 @@ class LiveService:
 
 
 @contextmanager
-def serve(**settings: str) -> Iterator[LiveService]:
-    """Run the service with settings by their short names; ends it well."""
+def serve(seconds: float = 0.0, **settings: str) -> Iterator[LiveService]:
+    """Run the service, `seconds` a call, settings by their short names; ends it."""
     given = {"API_TOKEN": TOKEN, "PORT": "0", "DEVICE": "cpu", **settings}
     config = load_config({f"INTERN_DECISION_{k}": v for k, v in given.items()})
-    engine = LiveEngine()
+    engine = LiveEngine(seconds)
     service = Service.build(config, FAMILY["Intern-Decision-4B"], lambda: engine)
     service.worker.start()
     service.worker.ready.wait()

@@ -40,7 +40,7 @@ UNMET_SHOULD = {
         "INV-1: confidence is what predict() returned, the top probability"
     ),
 }
-# Of the demo's random weights, not of the surface: the ids and order of questions are in
+# Of the demo's random weights, not of the surface: ids and order of questions are in
 # the checkpoint's own prompt (contract, POST /v1/systemone: straight to predict()).
 UNMET_BY_RANDOM_WEIGHTS = {
     "semantics.question-id",
