@@ -84,7 +84,7 @@ def _check_beginning(shadow: Any, text: str) -> None:
     # The batch call is the one that releases the GIL.
     [encoding] = tokenizer.encode_batch([beginning], add_special_tokens=False)
     if len(encoding) > 2 * limit:
-        raise ValueError(f"the prompt is over {2 * limit} tokens, limit {limit}")
+        raise ValueError(f"the prompt has over {2 * limit} tokens, limit is {limit}")
 
 
 def _shadow_backend(backend: Any) -> Any:

@@ -210,7 +210,7 @@ class TestSystemOne:
             {
                 "error": {
                     "code": "invalid_request",
-                    "message": "the prompt is over 16384 tokens, limit 8192",
+                    "message": "the prompt has over 16384 tokens, limit is 8192",
                 }
             },
         )
