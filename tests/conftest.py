@@ -13,7 +13,6 @@ from running import RunningService
 
 from intern_decision_serve.demo import DemoCheckpoint, make_checkpoint
 
-
 # Why a test may be skipped even where CI installs every tool.
 MAY_SKIP = ("no CUDA device", "reaches the package index", "root reads everything")
 
