@@ -32,6 +32,7 @@ __all__ = [
 
 MAX_OPTIONS_FOR_ALL = 4  # 4! = 24 orderings
 MIN_OPTIONS = 2
+LARGEST_SCORE = 1e300  # the engine's expectation of larger ones can overflow
 QUESTION_TYPES = ("choice", "score", "noul")
 ORDERINGS = ("none", "rotations", "all")
 
@@ -131,6 +132,8 @@ def parse_systemone(document: object) -> SystemOneRequest:
         path = f"questions[{quote(name)}]"
         if _read_object(question, path).get("type") not in QUESTION_TYPES:
             raise InvalidRequest(f"{path}.type must be choice, score or noul")
+        if question["type"] == "score":
+            _check_scores(question.get("criteria"), f"{path}.criteria")
     return SystemOneRequest(state, questions)
 
 
@@ -239,6 +242,17 @@ def _read_option(value: object, path: str) -> Option:
         id=_read_string(fields.get("id"), f"{path}.id"),
         description=_read_string(fields.get("description"), f"{path}.description"),
     )
+
+
+def _check_scores(criteria: object, path: str) -> None:
+    """Refuse values whose expectation may be no number; all else is the engine's."""
+    for value in criteria if isinstance(criteria, dict) else ():
+        try:
+            size = abs(float(value))
+        except ValueError:  # the engine names it
+            continue
+        if LARGEST_SCORE < size < math.inf:
+            raise InvalidRequest(f"{path} holds a value over {LARGEST_SCORE:g}")
 
 
 def _read_orderings(value: object, option_count: int, prefix: str) -> str:

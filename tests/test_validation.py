@@ -508,6 +508,23 @@ def test_bad_questions_are_refused(questions: object, message: str) -> None:
     assert refusal(parse_systemone, document).startswith(message)
 
 
+@pytest.mark.parametrize("value", ["1.1e300", "-1.7976931348623157e308"])
+def test_score_values_whose_expectation_may_overflow_are_refused(value: str) -> None:
+    question = {"type": "score", "criteria": {"0": "low", value: "high"}}
+    message = "questions['q'].criteria holds a value over 1e+300"
+    document = {"state": "s", "questions": {"q": question}}
+    assert refusal(parse_systemone, document) == message
+
+
+@pytest.mark.parametrize(
+    "criteria", [{"1e300": "", "-1e300": ""}, {"inf": ""}, {"x": ""}, ["x"], 7, None]
+)
+def test_all_other_score_criteria_are_left_to_the_engine(criteria: object) -> None:
+    questions = {"q": {"type": "score", "criteria": criteria}}
+    document = {"state": "s", "questions": questions}
+    assert parse_systemone(document).questions == questions
+
+
 # --- the rendered size -------------------------------------------------------------
 
 states = json_values.filter(lambda v: isinstance(v, str | list | dict) and bool(v))
