@@ -415,7 +415,8 @@ def test_a_probability_of_zero_is_floored_before_the_log() -> None:
         make_decision(options="ab", orderings="rotations"),
         predict_with(lambda key, place: 1.0 if key == "b" else 0.0),
     )
-    assert body["combined"]["probabilities"] == pytest.approx([1e-300, 1.0], rel=1e-9)
+    combined = body["combined"]["probabilities"]
+    assert combined == pytest.approx([1e-300, 1.0], rel=1e-9, abs=0)
     assert body["combined"]["top"] == "b"
     assert body["combined"]["spread"]["a"] == {"min": 0.0, "max": 0.0}
     json.dumps(body, allow_nan=False)
