@@ -8,6 +8,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from http.client import HTTPConnection
 from typing import Any
 
@@ -25,6 +26,7 @@ from intern_decision_serve.errors import (
     ScoringFailed,
 )
 from intern_decision_serve.pins import CHUNKING, READOUT
+from intern_decision_serve.worker import Job, Result
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -106,6 +108,20 @@ def test_shared_is_packed_into_calls_and_answers_in_request_order(
     assert timing["questions_per_call"] == [16, 16, 8]
     assert (timing["batch_size"], timing["calls"]) == (40, 3)
     assert "d0" not in str(service.engine.requests)
+
+
+def test_total_seconds_is_scoring_without_queueing(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = Job.wait
+
+    def wait_long(job: Job) -> Result:
+        return replace(wait(job), queued_seconds=1000.0, scoring_seconds=7.0)
+
+    monkeypatch.setattr(Job, "wait", wait_long)
+    assert service.post("/decide", DECIDE).json["total_seconds"] == 7.0
+    shared = service.post("/decide/shared", make_shared(2)).json
+    assert shared["timing"]["total_seconds"] == 7.0
 
 
 def test_systemone_goes_straight_to_the_engine_and_back(

@@ -433,6 +433,16 @@ def test_a_tie_is_the_models_per_ordering_and_the_callers_when_combined() -> Non
     assert plain["top"] == "a"
 
 
+def test_a_number_is_the_models_also_where_it_could_be_derived() -> None:
+    def predict(request: dict[str, Any]) -> dict[str, Any]:
+        native = answer_with({"a": 0.75, "b": 0.25}, "b") | {"confidence": 0.5}
+        return {**fake_predict(request), "answers": {"q": native}}
+
+    body = decide(make_decision(), predict)
+    assert (body["top"], body["confidence"]) == ("b", 0.5)
+    assert body["probabilities"] == [0.75, 0.25]
+
+
 # --- what must be a 500 -----------------------------------------------------------
 
 
