@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -88,6 +89,13 @@ def test_a_job_gets_its_calls_scored_in_order(running: Running) -> None:
     assert running.worker.calls == 3
     assert running.worker.memory == running.engine.memory()
     assert running.worker.last_success_at is not None
+
+
+def test_what_a_job_waited_is_queued_and_not_scored(running: Running) -> None:
+    job = Job((request("a"),), lambda: False, submitted_at=time.monotonic() - 1e6)
+    running.worker.submit(job)
+    result = job.wait()
+    assert result.queued_seconds >= 1e6 > result.scoring_seconds
 
 
 def test_jobs_are_scored_first_come_first_served_and_never_interleaved(
