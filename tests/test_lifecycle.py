@@ -9,13 +9,14 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import fake_predict
 
-from intern_decision_serve import lifecycle
+from intern_decision_serve import engine, lifecycle
 from intern_decision_serve.config import Config, load_config
 from intern_decision_serve.errors import (
     EXIT_ENGINE_LOST,
@@ -117,6 +118,29 @@ class Client:
 
     def join(self) -> None:
         self._thread.join(WAIT)
+
+
+def test_every_setting_of_the_engine_reaches_it(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {
+        "checkpoint": "/elsewhere",
+        "device": "cuda:1",
+        "vram_cap_gib": 9.5,
+        "max_tokens": 4000,
+        "release_slack_mib": 7,
+        "keep_vision": True,
+        "allow_slow_kernels": True,
+        "warmup_tokens": (256, 512),
+        "cuda_graphs": 3,
+        "cuda_graphs_mib": 99,
+    }
+    loaded: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        engine, "load_engine", lambda pins, **given: loaded.append({"": pins} | given)
+    )
+    lifecycle.load_on_this_thread(replace(config, **changes), PINS)
+    assert loaded == [{"": PINS, "progress": lifecycle.report_progress} | changes]
 
 
 def test_sigterm_while_idle_exits_0(
