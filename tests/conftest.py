@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -13,8 +14,16 @@ from running import RunningService
 
 from intern_decision_serve.demo import DemoCheckpoint, make_checkpoint
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads would fight the tests'
+
 # Why a test may be skipped even where CI installs every tool.
 MAY_SKIP = ("no CUDA device", "reaches the package index", "root reads everything")
+
+
+def pytest_collection_finish() -> None:
+    """Freeze what importing left: engines collect garbage after each failed call."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -69,6 +69,8 @@ def keep_generations() -> Iterator[None]:
     """Undo the engine's gc.freeze: this process goes on after it."""
     yield
     gc.unfreeze()
+    gc.collect()
+    gc.freeze()  # as it was after collection (conftest)
 
 
 @pytest.fixture(scope="module")
