@@ -195,6 +195,7 @@ class Api:
         """The turn this body's Python needs; a client may be gone when it comes."""
         with self._worker.turns.prepare(len(body)):
             if is_gone():
+                self._worker.count_skipped()
                 raise ClientGone
             yield
 

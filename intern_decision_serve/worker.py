@@ -168,6 +168,11 @@ class Worker:
         with self._submitting:
             self._pending_calls += calls
 
+    def count_skipped(self) -> None:
+        """Count a request dropped because its client had closed; from any thread."""
+        with self._submitting:
+            self.skipped += 1
+
     def check_open(self) -> None:
         """Raise what new work is told while nothing is scored any more."""
         if self.is_lost:
@@ -233,7 +238,7 @@ class Worker:
 
     def _settle(self, job: Job) -> None:
         if not job.claim():
-            self.skipped += 1
+            self.count_skipped()
             return
         outcome = self._find_outcome(job)
         self._count_pending(-len(job.requests))
@@ -244,7 +249,7 @@ class Worker:
         try:
             return self._score(job)
         except ClientGone:
-            self.skipped += 1
+            self.count_skipped()
             return ClientGone()
         except EngineFailed as failure:
             self._lose_engine(failure)

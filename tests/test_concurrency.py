@@ -245,6 +245,7 @@ def test_a_client_gone_before_its_turn_is_not_even_parsed(
         assert held.read().status == 200
     until(lambda: _count(service, "client_gone") == 1)
     assert len(parsed) == 1
+    assert service.worker.skipped == 1
 
 
 def test_a_client_gone_between_its_calls_frees_the_rest(
