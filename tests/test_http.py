@@ -474,6 +474,34 @@ def test_a_full_queue_is_429_before_the_body_is_read(start_service: Start) -> No
         assert held.read().status == 200
 
 
+UNFRAMED: list[dict[str, str | None]] = [
+    {"Content-Length": "-1"},
+    {"Content-Length": "9" * 20},
+    {"Content-Length": "5", "Transfer-Encoding": "chunked"},
+    {"Content-Length": "5", "Content-Encoding": "br"},
+]
+
+
+@pytest.mark.parametrize("headers", UNFRAMED)
+def test_bearer_path_and_admission_come_before_framing(
+    start_service: Start, headers: dict[str, str | None]
+) -> None:
+    service = start_service(max_queue=1)
+    wrong = service.post("/nothing", headers=headers, token=None)
+    assert wrong.code == "unauthorized"
+    assert service.post("/nothing", headers=headers).code == "not_found"
+    service.engine.gate.clear()
+    with service.wire() as held:
+        held.send(make_request("/decide", DECIDE))
+        service.engine.wait_for_call()
+        assert service.post("/decide", headers=headers).code == "busy"
+        service.engine.gate.set()
+        assert held.read().status == 200
+    until(lambda: service.admitted == 0)
+    framed = service.post("/decide", headers=headers).code
+    assert framed in ("bad_request", "request_too_large", "unsupported_encoding")
+
+
 MODEL_FAILURES = [
     (OutOfMemory("CUDA is out of memory"), 503, "out_of_memory", None),
     (ScoringFailed("the model failed"), 500, "scoring_failed", None),
