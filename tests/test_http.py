@@ -18,7 +18,7 @@ from running import DECIDE, OPTIONS, PINS, SYSTEMONE, RunningService, make_share
 from wire import TOKEN, Answer, Wire, make_request, until
 
 from intern_decision_serve import __version__
-from intern_decision_serve.connection import Deadlines
+from intern_decision_serve.connection import Connection, Deadlines
 from intern_decision_serve.errors import (
     EngineFailed,
     InvalidRequest,
@@ -472,6 +472,23 @@ def test_a_full_queue_is_429_before_the_body_is_read(start_service: Start) -> No
         assert answer.closes
         service.engine.gate.set()
         assert held.read().status == 200
+
+
+def test_a_slot_is_held_until_the_last_byte_of_the_answer(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+    send = Connection.send
+
+    def send_and_look(connection: Connection, data: bytes) -> bool:
+        sent = send(connection, data)
+        held.append(service.admitted)
+        return sent
+
+    monkeypatch.setattr(Connection, "send", send_and_look)
+    assert service.post("/decide", DECIDE).status == 200
+    until(lambda: service.admitted == 0)
+    assert held == [1]
 
 
 UNFRAMED: list[dict[str, str | None]] = [
