@@ -102,6 +102,14 @@ class TestReading:
             f"the pin of Tiny is {PINS.inference_sha256}"
         )
 
+    @pytest.mark.parametrize("place", [0, 31, 63])
+    def test_every_digit_of_the_pin_counts(self, snapshot: Path, place: int) -> None:
+        digits = list(PINS.inference_sha256)
+        digits[place] = "0" if digits[place] != "0" else "1"
+        pins = dataclasses.replace(PINS, inference_sha256="".join(digits))
+        with pytest.raises(StartupRefused, match="the pin of Tiny is"):
+            read_inference(str(snapshot), pins)
+
     @pytest.mark.parametrize("place", [0, len(SOURCE) // 2, len(SOURCE) - 1])
     @pytest.mark.parametrize("bit", [0x01, 0x80])
     def test_one_flipped_byte_refuses(
