@@ -25,6 +25,7 @@ from intern_decision_serve.errors import (
     OutOfMemory,
     ScoringFailed,
 )
+from intern_decision_serve.exchange import Exchange
 from intern_decision_serve.pins import CHUNKING, READOUT
 from intern_decision_serve.worker import Job, Result
 
@@ -489,6 +490,19 @@ def test_a_slot_is_held_until_the_last_byte_of_the_answer(
     assert service.post("/decide", DECIDE).status == 200
     until(lambda: service.admitted == 0)
     assert held == [1]
+
+
+def test_an_answer_that_cannot_be_framed_frees_its_slot(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> bytes:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(Exchange, "_render", fail)
+    with service.wire() as wire:
+        wire.send(make_request("/decide", DECIDE))
+        assert wire.is_at_end()
+    until(lambda: service.admitted == 0)
 
 
 UNFRAMED: list[dict[str, str | None]] = [
