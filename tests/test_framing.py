@@ -358,6 +358,14 @@ def test_the_cap_holds_before_a_chunk_is_kept(size: bytes) -> None:
     refused(TooLarge, ChunkedDecoder(LIMIT).feed, size + b"\r\n")
 
 
+@pytest.mark.parametrize("first", [b"", b"3e8\r\n" + b"x" * 1000 + b"\r\n"])
+def test_the_cap_holds_for_a_chunk_that_is_here_whole(first: bytes) -> None:
+    decoder = ChunkedDecoder(LIMIT)
+    whole = b"3e9\r\n" + b"x" * 1001 + b"\r\n0\r\n\r\n"
+    refused(TooLarge, decoder.feed, first + whole)
+    assert len(decoder.body) <= LIMIT
+
+
 def test_a_line_of_the_limit_may_arrive_in_two_parts() -> None:
     line = b"1;" + b"x" * 254
     decoder = ChunkedDecoder(LIMIT)
