@@ -234,6 +234,51 @@ def test_a_lost_engine_answers_503_and_exits_70(
     assert clients[0].document["error"]["code"] == "engine_failed"
 
 
+def test_an_engine_lost_while_stopping_exits_70(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(EngineFailed("the engine is lost"))
+    engine.go.clear()
+    load(monkeypatch, lambda: engine)
+    clients: list[Client] = []
+
+    def follow(url: str) -> None:
+        clients.append(Client(url))
+        assert engine.entered.wait(WAIT)
+        terminate()
+        while _health(url)["status"] != "stopping":
+            pass
+        engine.go.set()
+        clients[0].join()
+
+    announce, finish = _in_a_thread(follow)
+    assert lifecycle.run(config, PINS, announce) == EXIT_ENGINE_LOST
+    finish()
+    assert clients[0].status == 503
+
+
+def test_a_call_that_never_ends_is_waited_for_only_so_long(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine()
+    engine.go.clear()
+    load(monkeypatch, lambda: engine)
+    monkeypatch.setattr(lifecycle, "GRACE_SECONDS", 0.0)
+    clients: list[Client] = []
+
+    def follow(url: str) -> None:
+        clients.append(Client(url))
+        assert engine.entered.wait(WAIT)
+        terminate()
+
+    announce, finish = _in_a_thread(follow)
+    assert lifecycle.run(config, PINS, announce) == 0
+    assert not engine.go.is_set()
+    finish()
+    engine.go.set()
+    clients[0].join()
+
+
 @pytest.mark.parametrize("refusal", [StartupRefused("no"), DeviceAbsent("no")])
 def test_a_refused_load_is_raised_with_its_exit_status(
     refusal: StartupRefused, config: Config, monkeypatch: pytest.MonkeyPatch
