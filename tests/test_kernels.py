@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -198,6 +199,17 @@ def test_the_default_cache_is_below_home(machine: dict[str, str]) -> None:
     del machine["TRITON_CACHE_DIR"]
     check_triton(machine)
     assert (Path(machine["HOME"]) / ".triton" / "cache").is_dir()
+
+
+def test_a_cache_on_a_read_only_mount_refuses(
+    machine: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(kernels.tempfile, "NamedTemporaryFile", refuse)
+    with pytest.raises(StartupRefused, match="is not writable: Read-only file system"):
+        check_triton(machine)
 
 
 def test_a_cache_that_cannot_be_written_refuses(
