@@ -204,6 +204,19 @@ def test_a_failed_request_leaves_nothing_for_the_collector(running: Running) -> 
         gc.enable()
 
 
+def test_a_requests_data_does_not_outlive_its_answer(running: Running) -> None:
+    """It may be a MiB, and the next request may be hours away."""
+    marker = _Marker()
+    watch = weakref.ref(marker)
+    running.engine.records = _Forgetting()
+    running.engine.predict = lambda _: {}
+    scored = Job(({"state": marker, "questions": {}},), never)
+    running.worker.submit(scored)
+    scored.wait()
+    del marker, scored
+    until(lambda: watch() is None)
+
+
 class _Marker:
     """Stands for a request's data."""
 
