@@ -476,6 +476,14 @@ def test_a_checkpoint_that_does_not_load_refuses_in_one_line(harness: Harness) -
     )
 
 
+def test_progress_bars_stay_out_of_the_journal(harness: Harness) -> None:
+    hidden: list[int] = []
+    bars = types.SimpleNamespace(disable_progress_bar=lambda: hidden.append(1))
+    harness.put("transformers.utils.logging", bars)
+    harness.load()
+    assert hidden == [1]
+
+
 @pytest.mark.parametrize(("device", "devices"), [("cuda", 0), ("cuda:1", 1)])
 def test_a_device_that_is_not_there_is_absent_before_the_weights(
     harness: Harness, device: str, devices: int
