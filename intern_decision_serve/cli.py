@@ -21,7 +21,13 @@ from typing import NoReturn
 
 from . import __version__, lifecycle
 from .auth import check_token_strength, make_token
-from .config import Config, load_config, unknown_settings
+from .config import (
+    TOKEN_FILE_VARIABLE,
+    TOKEN_VARIABLE,
+    Config,
+    load_config,
+    unknown_settings,
+)
 from .errors import EXIT_REFUSED, StartupRefused
 
 __all__ = ["entry", "main"]
@@ -51,6 +57,13 @@ EXAMPLES: dict[str, dict[str, object]] = {
 
 # INV-5. Hub kernels would be unpinned remote code (decisions, Execution).
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "USE_HUB_KERNELS": "0"}
+
+
+# Where a shell that has the demo's settings finds a token that was not made here.
+_PLACES = {
+    TOKEN_VARIABLE: f"${TOKEN_VARIABLE}",
+    TOKEN_FILE_VARIABLE: f'$(cat "${TOKEN_FILE_VARIABLE}")',
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -167,8 +180,9 @@ def _demo(options: argparse.Namespace) -> int:
         )
     checkpoint = make_checkpoint(directory, size=options.size)
     config = dataclasses.replace(config, checkpoint=checkpoint.path)
+    shown = made or _PLACES.get(config.token_source, "YOUR_TOKEN")
     return lifecycle.run(
-        config, checkpoint.pins, lambda url: _say(_invitation(url, made))
+        config, checkpoint.pins, lambda url: _say(_invitation(url, made, shown))
     )
 
 
@@ -182,9 +196,8 @@ def _cache_directory(environ: Mapping[str, str]) -> Path:
     return Path(home) / "intern-decision-serve" / "demo"
 
 
-def _invitation(url: str, made_token: str | None) -> str:
+def _invitation(url: str, made_token: str | None, shown: str) -> str:
     """The lines a stranger can paste; the token only if it was made here."""
-    shown = made_token or "$INTERN_DECISION_API_TOKEN"
     return "\n".join(
         [
             f"Random weights, for trying the surface only: {url}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import subprocess
 import types
 from pathlib import Path
 from typing import Any
@@ -182,3 +183,25 @@ class TestDemo:
         printed = capsys.readouterr().out
         assert TOKEN not in printed
         assert "$INTERN_DECISION_API_TOKEN" in printed
+
+    def test_its_lines_read_a_token_from_where_it_is(
+        self,
+        runs: list[Any],
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        tmp_path: Path,
+    ) -> None:
+        path = tmp_path / "a token"
+        path.write_text(TOKEN + "\n")
+        monkeypatch.setenv("INTERN_DECISION_API_TOKEN_FILE", str(path))
+        cli.main(["demo", "--dir", str(tmp_path)])
+        assert runs[0][0].api_token == TOKEN
+        lines = capsys.readouterr().out.splitlines()
+        [line] = [each for each in lines if "/decide/shared" in each]
+        shown = subprocess.run(
+            ["sh", "-c", line.replace("curl -s", "printf '%s|'", 1)],
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        assert shown.stdout.split("|")[2] == f"Authorization: Bearer {TOKEN}"
