@@ -119,6 +119,10 @@ class Client:
     def join(self) -> None:
         self._thread.join(WAIT)
 
+    @property
+    def is_waiting(self) -> bool:
+        return self._thread.is_alive()
+
 
 def test_every_setting_of_the_engine_reaches_it(
     config: Config, monkeypatch: pytest.MonkeyPatch
@@ -273,10 +277,11 @@ def test_a_call_that_never_ends_is_waited_for_only_so_long(
 
     announce, finish = _in_a_thread(follow)
     assert lifecycle.run(config, PINS, announce) == 0
-    assert not engine.go.is_set()
+    assert clients[0].is_waiting
     finish()
     engine.go.set()
     clients[0].join()
+    assert clients[0].status == 200
 
 
 @pytest.mark.parametrize("refusal", [StartupRefused("no"), DeviceAbsent("no")])
