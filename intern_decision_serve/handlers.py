@@ -110,34 +110,34 @@ class Api:
 
     def decide(self, body: bytes, is_gone: Callable[[], bool], trace: Trace) -> Reply:
         """POST /decide: one decision, one call per ordering."""
-        limit = self._config.max_decisions
-        with self._turn(body, is_gone):
-            request = validation.parse_decide(self._parse(body), max_decisions=limit)
-            calls = mapping.plan_calls(request.state, (request.decision,))
-            requests = self._check_fit(body, [call.request for call in calls])
-        result = self._score(body, requests, is_gone, trace)
-        return Reply.document(
-            200,
-            mapping.build_decide(
-                request, calls, result.scored, self._labels, result.scoring_seconds
-            ),
-        )
+        parse, build = validation.parse_decide, mapping.build_decide
+        return self._map(body, is_gone, trace, parse, build)
 
     def decide_shared(
         self, body: bytes, is_gone: Callable[[], bool], trace: Trace
     ) -> Reply:
         """POST /decide/shared: many decisions over one state, packed into calls."""
-        limit = self._config.max_decisions
+        parse, build = validation.parse_shared, mapping.build_shared
+        return self._map(body, is_gone, trace, parse, build)
+
+    def _map(
+        self,
+        body: bytes,
+        is_gone: Callable[[], bool],
+        trace: Trace,
+        parse: Callable[..., Any],
+        build: Callable[..., dict[str, Any]],
+    ) -> Reply:
+        """Map a semif-shaped body onto calls, and their answers back."""
         with self._turn(body, is_gone):
-            request = validation.parse_shared(self._parse(body), max_decisions=limit)
+            limit = self._config.max_decisions
+            request = parse(self._parse(body), max_decisions=limit)
             calls = mapping.plan_calls(request.state, request.decisions)
             requests = self._check_fit(body, [call.request for call in calls])
         result = self._score(body, requests, is_gone, trace)
+        seconds = result.scoring_seconds
         return Reply.document(
-            200,
-            mapping.build_shared(
-                request, calls, result.scored, self._labels, result.scoring_seconds
-            ),
+            200, build(request, calls, result.scored, self._labels, seconds)
         )
 
     def systemone(

@@ -69,6 +69,11 @@ class DecideRequest:
     state: State
     decision: Decision
 
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The one decision, as /decide/shared holds several."""
+        return (self.decision,)
+
 
 @dataclass(frozen=True, slots=True)
 class SharedRequest:
