@@ -152,6 +152,22 @@ class TestDemo:
         )
         assert pins == "the demo's pins"
 
+    def test_a_device_that_is_set_is_served_and_made_on_in_a_process_of_its_own(
+        self, runs: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        made_by: list[list[str]] = []
+        monkeypatch.setattr(
+            cli.subprocess, "run", lambda argv, check: made_by.append(argv)
+        )
+        monkeypatch.setenv("INTERN_DECISION_DEVICE", "cuda:1")
+        assert cli.main(["demo", "--dir", str(tmp_path)]) == 0
+        assert runs[0][0].device == "cuda:1"
+        [argv] = made_by
+        assert argv[1:] == [
+            *("-m", "intern_decision_serve.demo"),
+            *(str(tmp_path), "tiny", "cuda:1"),
+        ]
+
     def test_it_makes_a_token_and_prints_it_with_a_ready_line_per_endpoint(
         self, runs: list[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:
@@ -182,6 +198,7 @@ class TestDemo:
         assert runs[0][0].api_token == TOKEN
         printed = capsys.readouterr().out
         assert TOKEN not in printed
+        assert "token: " not in printed
         assert "$INTERN_DECISION_API_TOKEN" in printed
 
     def test_its_lines_read_a_token_from_where_it_is(
