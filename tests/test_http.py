@@ -640,6 +640,16 @@ def test_a_lost_engine_is_503_with_retry_after(service: RunningService) -> None:
     assert len(service.engine.records) == 1
 
 
+def test_no_name_is_looked_up_to_bind(
+    start_service: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_up(*_: object) -> str:
+        raise AssertionError("a look-up may wait for a network that is not there")
+
+    monkeypatch.setattr(socket, "getfqdn", look_up)
+    assert start_service().get("/health").status == 200
+
+
 # --- errors beyond the contract's table ---------------------------------------------
 
 
