@@ -255,6 +255,7 @@ class Worker:
             self._lose_engine(failure)
             return failure.with_traceback(None)
         except ServiceError as failure:
+            self._read_memory()  # what an OOM left is what matters
             return failure.with_traceback(None)
         except BaseException:
             _log.exception("the inference thread met an unexpected failure")
@@ -285,8 +286,14 @@ class Worker:
                 self.calls += 1
                 self._call_seconds.append(time.monotonic() - started)
         self.last_success_at = time.monotonic()
-        self.memory = self.engine.memory()
+        self._read_memory()
         return scored
+
+    def _read_memory(self) -> None:
+        try:
+            self.memory = self.engine.memory()
+        except Exception:  # counters must not cost an answer
+            _log.exception("the allocator's counters cannot be read")
 
     def _use_gap(self) -> None:
         """Let the engine capture what recurs, as a call: others' Python keeps small."""

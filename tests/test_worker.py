@@ -479,3 +479,30 @@ def test_a_load_that_fails_is_told_and_nothing_is_scored() -> None:
     assert worker.join(WAIT)
     assert worker.failure is failure
     assert ready == [True]
+
+
+@pytest.mark.parametrize("failure", [None, OutOfMemory("no memory")])
+def test_the_memory_figures_are_read_after_every_call_failed_ones_too(
+    running: Running, failure: ServiceError | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = {"reserved_mib": 99}
+    monkeypatch.setattr(running.engine, "memory", lambda: figures)
+    running.engine.script.append(failure)
+    submitted = running.submit("q")
+    if failure is None:
+        submitted.wait()
+    else:
+        with pytest.raises(OutOfMemory):
+            submitted.wait()
+    assert running.worker.memory is figures
+
+
+def test_figures_that_cannot_be_read_cost_no_answer(
+    running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> Any:
+        raise RuntimeError("counters")
+
+    monkeypatch.setattr(running.engine, "memory", fail)
+    assert running.submit("q").wait().scored
+    assert "counters cannot be read" in caplog.text
