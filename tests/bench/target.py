@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -165,9 +166,10 @@ def _engine_source(options: argparse.Namespace) -> tuple[Config, ModelPins, Any]
         return config, FAMILY["Intern-Decision-4B"], lambda: ClockEngine(seconds)
     from intern_decision_serve.demo import make_checkpoint
 
-    made = make_checkpoint(
-        Path(options.dir), size=options.size, device=options.device.partition(":")[0]
-    )
+    if options.device != "cpu":  # nothing of this process may meet the card before load
+        maker = [sys.executable, "-m", "intern_decision_serve.demo"]
+        subprocess.run([*maker, options.dir, options.size, options.device], check=True)
+    made = make_checkpoint(Path(options.dir), size=options.size)
     config = dataclasses.replace(config, checkpoint=made.path)
     return config, made.pins, lambda: load_on_this_thread(config, made.pins)
 
