@@ -47,12 +47,27 @@ def measure_pairs(
 
     With `elsewhere`, the loads go to that URL: what they cost the machine alone.
     """
-    found = Pairs()
     running = [start_load(server.url, replace(stream, seconds=FOR_EVER))]
-    for load in loads:
-        url = elsewhere or server.url
-        running.append(start_load(url, replace(load, seconds=FOR_EVER)))
-    time.sleep(START_SECONDS)
+    try:
+        for load in loads:
+            url = elsewhere or server.url
+            running.append(start_load(url, replace(load, seconds=FOR_EVER)))
+        time.sleep(START_SECONDS)
+        found = _take_turns(server, seconds, pairs, running, prompts)
+        for one in running:
+            one.resume()
+            one.end()
+        found.loads = [one.finish() for one in running]
+        return found
+    finally:
+        for one in running:
+            one.kill()
+
+
+def _take_turns(
+    server: Process, seconds: float, pairs: int, running: list[Running], prompts: str
+) -> Pairs:
+    found = Pairs(loaded_seconds=START_SECONDS)
     for _ in range(pairs):
         beside = _loaded_window(server, seconds, running)
         quiet = server.tell(bare=seconds, prompts=prompts)
@@ -62,11 +77,6 @@ def measure_pairs(
         found.quiet_rates.append(quiet["calls_a_second"])
         found.quiet_ms.append(quiet["median_ms"])
         found.loaded_seconds += seconds + SETTLE_SECONDS
-    for one in running:
-        one.resume()
-        one.end()
-    found.loads = [one.finish() for one in running]
-    found.loaded_seconds += START_SECONDS
     return found
 
 
