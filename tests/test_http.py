@@ -26,6 +26,7 @@ from intern_decision_serve.errors import (
     ScoringFailed,
 )
 from intern_decision_serve.exchange import Exchange
+from intern_decision_serve.handlers import Reply
 from intern_decision_serve.pins import CHUNKING, READOUT
 from intern_decision_serve.worker import Job, Result
 
@@ -256,6 +257,17 @@ def test_health_is_open_and_says_everything(service: RunningService) -> None:
         "cuda_graphs": None,
         "requests": {"ok": 1, "skipped": 0},
     }
+
+
+def test_health_shows_the_limits_that_are_set(start_service: Start) -> None:
+    service = start_service(
+        max_tokens=100, max_decisions=3, max_queue=5, max_body_bytes=9, vram_cap_gib=9.5
+    )
+    document = service.get("/health").json
+    assert document["max_tokens"] == document["systemone"]["max_tokens"] == 100
+    assert (document["max_decisions"], document["vram_cap_gib"]) == (3, 9.5)
+    assert document["limits"] == {"max_queue": 5, "max_body_bytes": 9}
+    assert document["queue"]["slots_free"] == 5
 
 
 def test_health_with_a_full_queue_is_ok_but_accepts_nothing(
@@ -503,6 +515,55 @@ def test_an_answer_that_cannot_be_framed_frees_its_slot(
         wire.send(make_request("/decide", DECIDE))
         assert wire.is_at_end()
     until(lambda: service.admitted == 0)
+
+
+DEEP: Any = [1] * 2500
+for _ in range(90):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize("path", POSTS)
+@pytest.mark.parametrize(
+    ("state", "max_tokens"), [("x" * 5000, 100), (DEEP, 8192)], ids=["long", "deep"]
+)
+def test_what_cannot_fit_max_tokens_is_refused_before_it_is_rendered(
+    start_service: Start, path: str, state: Any, max_tokens: int
+) -> None:
+    """5 kB nested 90 deep are 457 kB with indent=2, over 8192 tokens of 16."""
+    service = start_service(max_tokens=max_tokens)
+    answer = service.post(path, {**POSTS[path], "state": state})
+    assert answer.status == 422
+    message = f"the prompt cannot fit MAX_TOKENS ({max_tokens})"
+    assert answer.json == error("invalid_request", message)
+    assert service.engine.records == []
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_an_over_long_prompt_does_not_wait_for_its_refusal(
+    service: RunningService, path: str
+) -> None:
+    """The encoder tells it, while the engine still scores another."""
+
+    def refuse(_: Any) -> None:
+        raise InvalidRequest("prompt has 9000 tokens, limit is 8192")
+
+    service.engine.prepare = refuse  # type: ignore[method-assign]
+    service.engine.gate.clear()
+    with service.wire() as held:
+        held.send(make_request("/decide", DECIDE))
+        service.engine.wait_for_call()
+        answer = service.post(path, {**POSTS[path], "state": "x " * 10_000})
+        assert answer.status == 422
+        assert answer.json["error"]["message"].startswith("prompt has 9000 tokens")
+        service.engine.gate.set()
+        assert held.read().status == 200
+    assert len(service.engine.records) == 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800", object()])
+def test_what_is_no_json_is_never_sent(value: object) -> None:
+    with pytest.raises(ScoringFailed):
+        Reply.document(200, {"x": value})
 
 
 UNFRAMED: list[dict[str, str | None]] = [
