@@ -34,8 +34,8 @@ from .errors import (
 )
 from .framing import RequestHead, body_length
 from .handlers import Api, PostHandler, Reply, Trace
+from .jobs import ClientGone
 from .pacing import Pace
-from .worker import ClientGone
 
 __all__ = ["Edge", "Exchange", "refuse"]
 

@@ -22,9 +22,10 @@ from . import mapping, systemone, validation
 from .config import Config
 from .errors import InvalidRequest, ScoringFailed, ServiceError
 from .health import Health
+from .jobs import ClientGone, Job, Result
 from .metrics import CONTENT_TYPE, Metrics
 from .pins import READOUT, ModelPins
-from .worker import ClientGone, Job, Result, Worker
+from .worker import Worker
 
 __all__ = ["Api", "Reply", "Trace"]
 

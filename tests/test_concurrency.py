@@ -21,8 +21,8 @@ from running import DECIDE, SYSTEMONE, RunningService, make_shared
 from typesafe_sdk import Noul, RetryPolicy, TypeSafeClient, TypeSafeRateLimitError
 from wire import TOKEN, Answer, Wire, make_request, until
 
+from intern_decision_serve import jobs as jobs_module
 from intern_decision_serve import server as server_module
-from intern_decision_serve import worker as worker_module
 from intern_decision_serve.connection import Deadlines
 from intern_decision_serve.server import Server
 
@@ -264,7 +264,7 @@ def test_a_client_gone_between_its_calls_frees_the_rest(
 def test_a_running_call_keeps_the_slot_of_a_gone_client(
     start_service: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "GONE_CHECK_SECONDS", 0.001)
+    monkeypatch.setattr(jobs_module, "GONE_CHECK_SECONDS", 0.001)
     service = start_service(max_queue=1)
     service.engine.gate.clear()
     wire = service.wire().send(make_request("/decide", DECIDE))

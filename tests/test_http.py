@@ -27,8 +27,8 @@ from intern_decision_serve.errors import (
 )
 from intern_decision_serve.exchange import Exchange
 from intern_decision_serve.handlers import Reply
+from intern_decision_serve.jobs import Job, Result
 from intern_decision_serve.pins import CHUNKING, READOUT
-from intern_decision_serve.worker import Job, Result
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -29,6 +29,7 @@ from intern_decision_serve.errors import (
     ScoringFailed,
 )
 from intern_decision_serve.graphs import Recorder
+from intern_decision_serve.jobs import Job
 from intern_decision_serve.memory import Memory
 from intern_decision_serve.replay import (
     LONGEST_TOKENS,
@@ -37,7 +38,7 @@ from intern_decision_serve.replay import (
     Replay,
     make_replay,
 )
-from intern_decision_serve.worker import Job, Worker
+from intern_decision_serve.worker import Worker
 
 NO_GRAPHS = {
     "most": 4,

@@ -37,7 +37,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "answers": {"document", "errors"},
     "mapping": {"answers", "errors", "pins", "validation"},
     "systemone": {"answers", "document", "errors", "validation"},
-    "worker": {"errors", "pacing"},
+    "jobs": set(),
+    "worker": {"errors", "jobs", "pacing"},
     "health": {
         "__init__",
         "accesslog",
@@ -73,6 +74,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "config",
         "errors",
         "health",
+        "jobs",
         "mapping",
         "metrics",
         "pins",
@@ -89,8 +91,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
         "framing",
         "handlers",
+        "jobs",
         "pacing",
-        "worker",
     },
     "server": {
         "accesslog",

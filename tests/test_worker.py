@@ -13,6 +13,7 @@ import pytest
 from fakes import PROMPT_SHA256, WAIT, FakeEngine, fake_predict
 from wire import until
 
+from intern_decision_serve import jobs as jobs_module
 from intern_decision_serve import worker as worker_module
 from intern_decision_serve.errors import (
     EngineFailed,
@@ -22,7 +23,8 @@ from intern_decision_serve.errors import (
     ServiceError,
     ShuttingDown,
 )
-from intern_decision_serve.worker import ClientGone, Job, Result, Worker
+from intern_decision_serve.jobs import ClientGone, Job, Result
+from intern_decision_serve.worker import Worker
 
 
 def request(name: str = "q") -> dict[str, Any]:
@@ -398,7 +400,7 @@ def test_a_gone_client_whose_call_runs_gets_the_result_all_the_same(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was claimed: a running call cannot be taken back, and keeps its slot."""
-    monkeypatch.setattr(worker_module, "GONE_CHECK_SECONDS", 0.001)
+    monkeypatch.setattr(jobs_module, "GONE_CHECK_SECONDS", 0.001)
     gone = threading.Event()
     running.engine.gate.clear()
     waiting = running.submit("a", is_gone=gone.is_set)

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from intern_decision_serve.config import Config, load_config
+from intern_decision_serve.jobs import Job
 from intern_decision_serve.lifecycle import Service, load_on_this_thread
 from intern_decision_serve.pins import FAMILY, ModelPins
-from intern_decision_serve.worker import Job
 
 from .client import TOKEN
 from .requests import PROMPTS, STREAM_FIELDS

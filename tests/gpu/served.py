@@ -15,9 +15,9 @@ from typing import Any
 from intern_decision_serve.cli import OFFLINE
 from intern_decision_serve.config import load_config
 from intern_decision_serve.demo import DemoCheckpoint, make_checkpoint
+from intern_decision_serve.jobs import Job
 from intern_decision_serve.lifecycle import Service, load_on_this_thread
 from intern_decision_serve.warmup import find_difference
-from intern_decision_serve.worker import Job
 
 TOKEN = "measured-token-of-at-least-32-characters"
 
