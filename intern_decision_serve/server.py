@@ -39,7 +39,7 @@ EVICT_AFTER_SECONDS = 1.0  # who waits or lingers so long makes room, where it i
 HURRY_AFTER_SECONDS = 3.0  # who sends or takes so slowly does, where a slot is wanted
 LOOK_AGAIN_SECONDS = 0.1
 ACCEPTS_A_SECOND, ACCEPT_BURST = 200, 256
-REFUSALS_A_SECOND, DOCUMENTS_A_SECOND, ANSWER_BURST = 100, 200, 32
+REFUSALS_A_SECOND, DOCUMENTS_A_SECOND, ANSWER_BURST = 100, 100, 32
 
 
 class ConnectionThread(socketserver.BaseRequestHandler):
