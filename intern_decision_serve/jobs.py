@@ -46,7 +46,6 @@ class Job:
     prepared: tuple[Callable[[], Any], ...] = ()
     submitted_at: float = field(default_factory=time.monotonic)
     on_given_up: Callable[[], None] = lambda: None
-    was_here: bool = False  # the client, when the inference thread looked last
     _claim: threading.Lock = field(default_factory=threading.Lock)
     _reply: queue.SimpleQueue[Result | BaseException] = field(
         default_factory=queue.SimpleQueue

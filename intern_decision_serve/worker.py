@@ -11,7 +11,6 @@ gone. It must never touch a request's content nor the engine from another thread
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import queue
@@ -69,7 +68,6 @@ class Worker:
         self._load = load
         self._on_lost = on_lost
         self._queue: queue.Queue[Job | None] = queue.Queue()
-        self._taken: list[Job | None] = []  # at most one; inference thread only
         self._submitting = threading.Lock()
         self._pending_calls = 0
         self._call_seconds: deque[float] = deque(maxlen=RECENT_CALLS)
@@ -156,27 +154,11 @@ class Worker:
         finally:
             self.ready.set()
             self._on_ready()
-        while (job := self._take()) is not None:
+        while (job := self._queue.get()) is not None:
             self._settle(job)
             job = None  # the last request's data must not outlive its answer
             if not self.is_lost and getattr(self.engine, "is_capture_due", False):
                 self._use_gap()
-
-    def _take(self) -> Job | None:
-        return self._taken.pop() if self._taken else self._queue.get()
-
-    def _look_ahead(self) -> None:
-        """Take the next job and look at its client, before the last handler wakes.
-
-        Fact: looking is a system call, which gives the GIL away, and a woken handler
-        then keeps it for some 0.3 ms of Python between two calls. Awake only once the
-        next call runs, it takes the GIL while that call computes.
-        """
-        with contextlib.suppress(queue.Empty):
-            job = self._queue.get_nowait()
-            self._taken.append(job)
-            if job is not None:
-                job.was_here = not job.is_gone()
 
     def _settle(self, job: Job) -> None:
         if not job.claim():
@@ -184,7 +166,6 @@ class Worker:
             return
         outcome = self._find_outcome(job)
         self._count_pending(-len(job.requests))
-        self._look_ahead()
         job.settle(outcome)
 
     def _find_outcome(self, job: Job) -> Result | BaseException:
@@ -212,9 +193,8 @@ class Worker:
                 self.check_open()  # nothing is scored on a lost context
             started = time.monotonic()
             for index, request in enumerate(job.requests):
-                if not job.was_here and job.is_gone():
+                if job.is_gone():
                     raise ClientGone
-                job.was_here = False  # true of one moment only
                 prepared = job.prepared[index]() if job.prepared else None
                 scored.append(self._call(request, prepared))
             scoring_seconds = time.monotonic() - started
