@@ -58,7 +58,13 @@ class Connection:
         self.started_at = time.monotonic()
         self.waiting_since: float | None = self.started_at
         self.slow_since: float | None = None
+        # Fact: with a timeout set, the socket module polls before each recv and send,
+        # and setting it is one more call: three turns of the GIL instead of one or two,
+        # each taken from a call that launches kernels. So: polled by hand.
+        sock.setblocking(False)
         self._sock = sock
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
         self._deadlines = deadlines
         self._buffer = bytearray()
         self._pause = 0.0
@@ -164,8 +170,12 @@ class Connection:
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise TimeoutError
-        self._sock.settimeout(remaining)
-        data = self._sock.recv(RECEIVE_BYTES)
+        if not self._readable.poll(remaining * 1000):
+            raise TimeoutError
+        try:
+            data = self._sock.recv(RECEIVE_BYTES)
+        except BlockingIOError:  # poll may be wrong about one packet (man 2 select)
+            return True
         self._buffer += data
         self._lengthen_pause(len(data))
         return bool(data)
@@ -178,15 +188,28 @@ class Connection:
     def send(self, data: bytes) -> bool:
         """Send all of an answer in one write; False when the client did not take it."""
         self._pause = 0.0
-        self._begin_slow_part(socket.SHUT_RDWR)
+        deadline = self._begin_slow_part(socket.SHUT_RDWR) + self._deadlines.answer
         try:
-            self._sock.settimeout(self._deadlines.answer)
-            self._sock.sendall(data)
+            self._send_all(data, deadline)
         except OSError:
             return False
         finally:
             self._end_slow_part()
         return True
+
+    def _send_all(self, data: bytes, deadline: float) -> None:
+        """One write when the kernel has room for all of it; TimeoutError when late."""
+        rest = memoryview(data)
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                rest = rest[self._sock.send(rest) :]
+            if not rest:
+                return
+            poll = select.poll()
+            poll.register(self._sock, select.POLLOUT)
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or not poll.poll(remaining * 1000):
+                raise TimeoutError
 
     def _begin_slow_part(self, side: int) -> float:
         self._slow_side = side
@@ -244,15 +267,13 @@ class Connection:
 
     def _drain(self, deadline: float) -> None:
         """Read few at a time; a silent client waits in poll and takes no place."""
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
         dropped = 0
         while dropped < LINGER_BYTES:
             remaining = deadline - time.monotonic()
-            if remaining <= 0 or not poll.poll(remaining * 1000):
+            if remaining <= 0 or not self._readable.poll(remaining * 1000):
                 return
             with _draining:
-                received = self._sock.recv_into(_scratch)
+                received = self._sock.recv_into(_scratch)  # never blocks: poll said so
                 if not received:
                     return
                 time.sleep(DRAIN_PAUSE_SECONDS)

@@ -38,9 +38,9 @@ class CountingSocket:
         self.writes = 0
         self.reads = 0
 
-    def sendall(self, data: bytes) -> None:
+    def send(self, data: bytes) -> int:
         self.writes += 1
-        self.sock.sendall(data)
+        return self.sock.send(data)
 
     def recv(self, size: int) -> bytes:
         self.reads += 1
@@ -462,12 +462,47 @@ def test_started_at_is_when_the_request_began_not_the_connection(
     connect: Connect,
 ) -> None:
     pair = connect()
+    waits: list[float] = []
+    readable = pair.server._readable
+
+    def poll(milliseconds: float) -> list[tuple[int, int]]:
+        waits.append(milliseconds)
+        return readable.poll(milliseconds)
+
+    pair.server._readable = SimpleNamespace(poll=poll)  # type: ignore[assignment]
     reading = Background(pair.server.read_head)
-    until(lambda: pair.counting.reads == 1)
+    until(lambda: waits)
     before = time.monotonic()
     pair.client.send(HEAD)
     assert reading.result() is not None
     assert pair.server.started_at >= before
+
+
+def test_a_readiness_that_was_none_is_waited_out(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = connect()
+    answers: list[Any] = [BlockingIOError(), BlockingIOError()]
+
+    def recv(size: int) -> bytes:
+        if answers:
+            raise answers.pop()
+        return pair.sock.recv(size)
+
+    monkeypatch.setattr(pair.counting, "recv", recv)
+    pair.client.send(HEAD)
+    assert pair.server.read_head() is not None
+
+
+def test_an_answer_larger_than_the_kernels_room_arrives_whole(connect: Connect) -> None:
+    pair = connect()
+    data = bytes(range(256)) * 32_768
+    sending = Background(lambda: pair.server.send(data))
+    received = bytearray()
+    while len(received) < len(data):
+        received += pair.client.sock.recv(65536)
+    assert sending.result() is True
+    assert received == data
 
 
 def test_thousands_of_chunks_in_one_read_are_paid_with_a_pause(
