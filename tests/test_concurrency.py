@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from fakes import WAIT, fake_predict
 from running import DECIDE, SYSTEMONE, RunningService, make_shared
-from typesafe_sdk import Noul, RetryPolicy, TypeSafeClient, TypeSafeRateLimitError
 from wire import TOKEN, Answer, Wire, make_request, until
 
 from intern_decision_serve import jobs as jobs_module
@@ -139,6 +138,7 @@ def _count(service: RunningService, code: str) -> int:
 
 
 def test_the_sdks_own_retry_clears_a_429(start_service: Start) -> None:
+    sdk = pytest.importorskip("typesafe_sdk")
     service = start_service(max_queue=1)
     service.engine.gate.clear()
     held = service.wire().send(make_request("/decide", DECIDE))
@@ -150,8 +150,8 @@ def test_the_sdks_own_retry_clears_a_429(start_service: Start) -> None:
 
     opener = threading.Thread(target=let_go)
     opener.start()
-    with TypeSafeClient(base_url=service.server.url, api_key=TOKEN) as client:
-        response = client.system_one("s", {"ok": Noul(instructions="?")})
+    with sdk.TypeSafeClient(base_url=service.server.url, api_key=TOKEN) as client:
+        response = client.system_one("s", {"ok": sdk.Noul(instructions="?")})
     opener.join()
     assert 0 <= response.nouls["ok"].noul <= 1
     assert held.read().status == 200
@@ -161,16 +161,17 @@ def test_the_sdks_own_retry_clears_a_429(start_service: Start) -> None:
 def test_the_sdk_without_retries_sees_the_429_and_its_wait(
     start_service: Start,
 ) -> None:
+    sdk = pytest.importorskip("typesafe_sdk")
     service = start_service(max_queue=1)
     service.engine.gate.clear()
     with service.wire() as held:
         held.send(make_request("/decide", DECIDE))
         service.engine.wait_for_call()
-        never = RetryPolicy(max_retries=0)
+        never = sdk.RetryPolicy(max_retries=0)
         url = service.server.url
-        with TypeSafeClient(base_url=url, api_key=TOKEN, retry=never) as client:
-            with pytest.raises(TypeSafeRateLimitError) as caught:
-                client.system_one("s" * 5000, {"ok": Noul(instructions="?")})
+        with sdk.TypeSafeClient(base_url=url, api_key=TOKEN, retry=never) as client:
+            with pytest.raises(sdk.TypeSafeRateLimitError) as caught:
+                client.system_one("s" * 5000, {"ok": sdk.Noul(instructions="?")})
         assert caught.value.status == 429
         assert int(caught.value.headers["retry-after"]) >= 1
         service.engine.gate.set()

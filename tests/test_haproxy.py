@@ -26,7 +26,6 @@ from balancing import (
 )
 from demo_server import TOKEN, DemoServer, exchange, start_demo
 from instances import HOLD, LOSE, RELEASE, start_instance
-from typesafe_sdk import Noul, TypeSafeClient
 
 from intern_decision_serve.config import load_config
 from intern_decision_serve.connection import Deadlines
@@ -372,6 +371,7 @@ class TestInstancesThatFail:
     def test_what_the_balancer_cannot_replay_the_official_sdk_asks_again(
         self, start: Start, tmp_path: Path
     ) -> None:
+        pytest.importorskip("typesafe_sdk")  # here: the thread below cannot skip
         pair = start(seconds=0.005)
         hasty = [
             ("retries 1\n", "retries 0\n"),
@@ -396,9 +396,10 @@ class TestInstancesThatFail:
 
 
 def ask_sdk(url: str, state: str) -> Any:
-    client = TypeSafeClient(base_url=url, api_key=TOKEN, timeout=WAIT)
+    sdk = pytest.importorskip("typesafe_sdk")
+    client = sdk.TypeSafeClient(base_url=url, api_key=TOKEN, timeout=WAIT)
     with contextlib.closing(client):
-        return client.system_one(state, {"safe": Noul(instructions="Is it?")})
+        return client.system_one(state, {"safe": sdk.Noul(instructions="Is it?")})
 
 
 class TestClients:

@@ -17,14 +17,6 @@ from typing import Any
 import pytest
 from fakes import fake_predict
 from running import DECIDE, OPTIONS, PINS, SYSTEMONE, RunningService
-from typesafe_sdk import (
-    Choice,
-    Noul,
-    RetryPolicy,
-    Score,
-    TypeSafeAPIError,
-    TypeSafeClient,
-)
 from wire import TOKEN, Answer, Wire, make_request, until
 
 from intern_decision_serve.connection import Connection
@@ -401,10 +393,11 @@ def test_b40_encoded_bodies_are_decoded_or_named(start_service: Start) -> None:
 
 
 def test_b40_the_sdks_compressed_body_is_read(service: RunningService) -> None:
-    with TypeSafeClient(
+    sdk = pytest.importorskip("typesafe_sdk")
+    with sdk.TypeSafeClient(
         base_url=service.server.url, api_key=TOKEN, compression="zstd"
     ) as client:
-        response = client.system_one("s" * 5000, {"ok": Noul(instructions="?")})
+        response = client.system_one("s" * 5000, {"ok": sdk.Noul(instructions="?")})
     assert service.engine.requests[0]["state"] == "s" * 5000
     assert 0 <= response.nouls["ok"].noul <= 1
 
@@ -416,25 +409,27 @@ def test_b40_the_sdks_compressed_body_is_read(service: RunningService) -> None:
 def test_b42_what_would_fail_again_names_no_wait(
     service: RunningService, failure: Exception, status: int
 ) -> None:
+    sdk = pytest.importorskip("typesafe_sdk")
     service.engine.script.append(failure)
-    once = RetryPolicy(max_retries=0)
-    with TypeSafeClient(
+    once = sdk.RetryPolicy(max_retries=0)
+    with sdk.TypeSafeClient(
         base_url=service.server.url, api_key=TOKEN, retry=once
     ) as client:
-        with pytest.raises(TypeSafeAPIError) as caught:
-            client.system_one("s", {"ok": Noul(instructions="?")})
+        with pytest.raises(sdk.TypeSafeAPIError) as caught:
+            client.system_one("s", {"ok": sdk.Noul(instructions="?")})
     assert caught.value.status == status
     assert "retry-after" not in caught.value.headers
     assert caught.value.headers["x-typesafe-request-id"]
 
 
 def test_b43_typed_answers_parse(service: RunningService) -> None:
+    sdk = pytest.importorskip("typesafe_sdk")
     questions = {
-        "c": Choice(instructions="?", criteria={"x": "1", "y": None}),
-        "n": Noul(instructions="?"),
-        "s": Score(instructions="?", criteria=["low", "middle", "high"]),
+        "c": sdk.Choice(instructions="?", criteria={"x": "1", "y": None}),
+        "n": sdk.Noul(instructions="?"),
+        "s": sdk.Score(instructions="?", criteria=["low", "middle", "high"]),
     }
-    with TypeSafeClient(base_url=service.server.url, api_key=TOKEN) as client:
+    with sdk.TypeSafeClient(base_url=service.server.url, api_key=TOKEN) as client:
         response = client.system_one({"k": "v"}, questions)
         assert client.models.list().models[1].name == PINS.served_as
     assert response.model == PINS.served_as

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from fakes import WAIT
 from running import DECIDE, RunningService
-from typesafe_sdk import Noul, RetryPolicy, TypeSafeAPIError, TypeSafeClient
 from wire import TOKEN, make_request
 
 Start = Callable[..., RunningService]
@@ -85,16 +84,17 @@ def read_chunked(url: str, token: str, body: bytes) -> Refused:
 
 
 def read_sdk(url: str, token: str, body: bytes) -> Refused:
+    sdk = pytest.importorskip("typesafe_sdk")
     base = url.removesuffix("/v1/systemone")
-    with TypeSafeClient(
+    with sdk.TypeSafeClient(
         base_url=base,
         api_key=token,
-        retry=RetryPolicy(max_retries=0),
+        retry=sdk.RetryPolicy(max_retries=0),
         timeout=WAIT,
         compression=False,
     ) as client:
-        with pytest.raises(TypeSafeAPIError) as caught:
-            client.system_one(body.decode(), {"ok": Noul(instructions="?")})
+        with pytest.raises(sdk.TypeSafeAPIError) as caught:
+            client.system_one(body.decode(), {"ok": sdk.Noul(instructions="?")})
     status, document = caught.value.status, caught.value.body
     assert isinstance(document, dict)
     return status, document["error"]["code"]
