@@ -106,9 +106,11 @@ def test_a_lost_answer_is_never_asked_for_again() -> None:
     with answering(b"") as (target, seen):
         with make_client(target, tally) as client:
             answer = client.post("/decide", BODY)
-        assert answer.named == "no answer RemoteDisconnected"
+        # A reset, when the server closed before it read the request.
+        lost = ("no answer RemoteDisconnected", "no answer ConnectionResetError")
+        assert answer.named in lost
         assert len(seen) == 1
-    assert tally.counts == {("here", "no answer RemoteDisconnected", False): 1}
+    assert tally.counts == {("here", answer.named, False): 1}
 
 
 def test_a_connection_the_server_closed_is_opened_anew() -> None:
