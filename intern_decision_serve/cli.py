@@ -188,7 +188,10 @@ def _demo(options: argparse.Namespace) -> int:
 
 def _names_a_token(environ: Mapping[str, str]) -> bool:
     names = ("INTERN_DECISION_API_TOKEN", "INTERN_DECISION_API_TOKEN_FILE")
-    return any(name in environ for name in (*names, "CREDENTIALS_DIRECTORY"))
+    credentials = environ.get("CREDENTIALS_DIRECTORY")
+    return any(name in environ for name in names) or (
+        bool(credentials) and os.path.lexists(f"{credentials}/api-token")
+    )
 
 
 def _cache_directory(environ: Mapping[str, str]) -> Path:

@@ -186,6 +186,17 @@ class TestDemo:
             assert word[4] == f"Authorization: Bearer {token}"
             json.loads(word[6])
 
+    def test_a_credentials_directory_without_a_token_is_no_token(
+        self,
+        runs: list[Any],
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        tmp_path: Path,
+    ) -> None:
+        monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+        assert cli.main(["demo", "--dir", str(tmp_path)]) == 0
+        assert f"token: {runs[0][0].api_token}" in capsys.readouterr().out
+
     def test_it_never_prints_a_token_it_did_not_make(
         self,
         runs: list[Any],
