@@ -1179,9 +1179,12 @@ def test_a_line_says_what_a_request_was_and_nothing_it_held(
     answer = service.post(f"/decide/shared?{SECRET}", body, headers=headers)
     service.post("/decide", SECRET.encode(), headers={"X-Request-Id": SECRET * 9})
     service.post("/decide", DECIDE, headers={"Authorization": f"Bearer {SECRET}"})
-    until(lambda: sum(service.outcomes.values()) == 3)
-    found = [r.message for r in caplog.records if r.name.endswith(".access")]
-    lines = sorted(found, key=lambda line: line.split(" status=")[1])
+
+    def access_lines() -> list[str]:
+        return [r.message for r in caplog.records if r.name.endswith(".access")]
+
+    until(lambda: len(access_lines()) == 3)  # a line is written after it is counted
+    lines = sorted(access_lines(), key=lambda line: line.split(" status=")[1])
     tokens = sum(answer.json["timing"]["input_tokens"])
     size = r"bytes=[1-9]\d*"
     number = r"\d+\.\d"
