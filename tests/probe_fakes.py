@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import select
-import shutil
 import socket
 import ssl
 import threading
@@ -20,7 +18,6 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import pytest
 from fakes import fake_predict
 
 from intern_decision_serve.errors import (
@@ -46,7 +43,6 @@ __all__ = [
     "FAULTS",
     "TOKEN",
     "FakeServer",
-    "find_program",
     "serving",
     "serving_again",
 ]
@@ -377,17 +373,6 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, *_: object) -> None:
         pass  # a client that left is no event here
-
-
-def find_program(name: str, remedy: str) -> str:
-    """Where it is, or a skip that says why; in CI a missing program is a failure."""
-    found = shutil.which(name)
-    if found is None:
-        reason = f"no {name}: {remedy}"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return found
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from probe_fakes import TOKEN, find_program, serving
+from packaging_tools import find_tool
+from probe_fakes import TOKEN, serving
 
 from intern_decision_serve.probe.client import Client, Tally
 from intern_decision_serve.probe.rawpost import RawPost
@@ -230,7 +231,7 @@ def test_an_unknown_certificate_is_refused(tmp_path: Path) -> None:
 
 def make_certificate(key: Path, certificate: Path) -> None:
     """A certificate of localhost that nobody else trusts."""
-    openssl = find_program("openssl", "apt-get install openssl")
+    openssl = find_tool("openssl", "openssl")
     command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
     files = ["-keyout", str(key), "-out", str(certificate)]

@@ -9,7 +9,8 @@ import zlib
 from pathlib import Path
 
 import pytest
-from probe_fakes import TOKEN, find_program, serving
+from packaging_tools import find_tool
+from probe_fakes import TOKEN, serving
 
 from intern_decision_serve import probe
 
@@ -35,7 +36,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def open_in_chromium(page: Path, tmp_path: Path, *arguments: str) -> str:
     command = [
-        find_program("chromium", "apt-get install chromium"),
+        find_tool("chromium", "chromium"),
         *FLAGS,
         f"--user-data-dir={tmp_path / 'profile'}",
     ]
@@ -137,5 +138,6 @@ def test_a_missing_browser_skips_here_and_fails_in_ci(
     ci: str, outcome: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CI", ci)
-    with pytest.raises(outcome, match="no such-browser: install it"):
-        find_program("such-browser", "install it")
+    said = r"such-browser is not installed \(Debian package browser\)"
+    with pytest.raises(outcome, match=said):
+        find_tool("such-browser", "browser")
