@@ -24,6 +24,7 @@ from . import warmup as ladder
 from .checkpoint import execute_inference, read_inference
 from .encoder import EncodeAhead, Prepared, Preparer, is_worth_preparing, make_preparer
 from .errors import (
+    RESTART_SECONDS,
     EngineFailed,
     InvalidRequest,
     OutOfMemory,
@@ -42,8 +43,6 @@ from .prompt import check_token_count, hash_prompt, render_prompt, run_client_st
 from .replay import Forward, Replay, make_replay
 
 __all__ = ["Engine", "load_engine"]
-
-RESTART_SECONDS = 60  # Retry-After of a lost engine: a restart and its warm-up
 
 _log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ __all__ = [
     "EXIT_DEVICE_ABSENT",
     "EXIT_ENGINE_LOST",
     "EXIT_REFUSED",
+    "RESTART_SECONDS",
     "BadRequest",
     "Busy",
     "DeviceAbsent",
@@ -38,6 +39,8 @@ __all__ = [
 EXIT_REFUSED = 78  # settings, pins or files: restarting cannot help
 EXIT_DEVICE_ABSENT = 75  # the device is not there yet: restart later
 EXIT_ENGINE_LOST = 70  # the CUDA context is gone: only a new process helps
+
+RESTART_SECONDS = 60  # Retry-After of what only a restart and its warm-up mend
 
 
 class ServiceError(Exception):

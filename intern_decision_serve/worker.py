@@ -21,7 +21,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from .errors import EngineFailed, ScoringFailed, ServiceError, ShuttingDown
+from .errors import (
+    RESTART_SECONDS,
+    EngineFailed,
+    ScoringFailed,
+    ServiceError,
+    ShuttingDown,
+)
 from .jobs import ClientGone, Job, Result, Scored
 from .pacing import Turns
 
@@ -31,7 +37,6 @@ _log = logging.getLogger(__name__)
 
 RECENT_CALLS = 64
 LONGEST_RETRY_SECONDS = 30
-RESTART_SECONDS = 60  # Retry-After once the engine is lost: a restart and its warm-up
 
 
 class Engine(Protocol):
@@ -225,7 +230,7 @@ class Worker:
             self.running_since = time.monotonic()
             try:
                 self.engine.after_answer()
-                self.memory = self.engine.memory()
+                self._read_memory()
             except EngineFailed as failure:
                 self._lose_engine(failure)
             except Exception:
