@@ -87,6 +87,7 @@ class FakeServer:
     admitted: int = 0
     scored: int = 0
     looks: int = 0  # at /health
+    stopping_looks: int = 0  # so many of the next ones are told that it stops
     connections: int = 0
     tls: ssl.SSLContext | None = None
     reserved_mib: int = 1000
@@ -218,8 +219,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/health":
-            self.server.fake.looks += 1
-            self.reply(200, self.server.fake.health())
+            fake = self.server.fake
+            fake.looks += 1
+            is_stopping = fake.stopping_looks > 0
+            fake.stopping_looks -= is_stopping
+            self.reply(503 if is_stopping else 200, fake.health())
         else:
             self.refuse(MethodNotAllowed("POST only", allow="POST"))
 

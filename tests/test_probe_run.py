@@ -314,6 +314,30 @@ def test_a_restart_is_waited_for_and_seen(monkeypatch: pytest.MonkeyPatch) -> No
     assert check["outcome"] == "pass"
 
 
+def test_a_restart_as_soon_as_it_is_asked_for_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(repeat, "_POLL_SECONDS", 0.005)
+
+    class Restarter(io.StringIO):
+        """Restarts the server before the line that asks for it was written."""
+
+        def write(self, text: str) -> int:
+            if "restart the server now" in text:
+                server.stopping_looks = 3
+            return super().write(text)
+
+    with serving() as server:
+        monkeypatch.setattr(sys, "stderr", Restarter())
+        arguments = ["--sections", "repeat", "--repeats", "1", "--wait-restart", "30"]
+        assert probe.main([server.url, *arguments]) == 0
+    document = json.loads(Path("probe-report.json").read_text("utf-8"))
+    outcomes = {
+        check["rule"]: check["outcome"] for check in document["sections"][0]["checks"]
+    }
+    assert outcomes["the same answers after a restart"] == "pass"
+
+
 def test_other_answers_after_a_restart_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeat, "_POLL_SECONDS", 0.005)
     status: list[int] = []

@@ -105,9 +105,10 @@ def _after_restart(
     wait: float,
 ) -> None:
     rule = "the same answers after a restart"
+    age = _age(probe.read_health())  # before anybody is told to restart it
     sys.stderr.write(f"probe: restart the server now (waiting {wait:.0f} s)\n")
     started = time.monotonic()
-    if not _wait_for_restart(probe, wait):
+    if not _wait_for_restart(probe, age, wait):
         findings.skip(rule, f"no restart was seen within {wait:.0f} s")
         return
     again = [probe.ask(path, body) for _, path, body in questions]
@@ -125,9 +126,8 @@ def _after_restart(
     findings.check(rule, not changed, seen)
 
 
-def _wait_for_restart(probe: Probe, wait: float) -> bool:
+def _wait_for_restart(probe: Probe, before: float, wait: float) -> bool:
     """Watch `/health` until it has been away (or grew younger) and is back."""
-    before = _age(probe.read_health())
     ends = time.monotonic() + wait
     away = False
     while time.monotonic() < ends:
