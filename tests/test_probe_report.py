@@ -7,6 +7,8 @@ import re
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from probe_fakes import TOKEN, serving
@@ -138,26 +140,62 @@ def test_an_incomplete_report_says_so_everywhere() -> None:
     assert document(report)["complete"] is False
 
 
-def test_kernels_are_told_with_their_fallbacks() -> None:
-    from types import SimpleNamespace
-    from typing import Any, cast
+def told(health: dict[str, Any]) -> dict[str, str]:
+    """The conditions of a report on a server with this `/health`."""
+    session = SimpleNamespace(
+        health=health,
+        target=SimpleNamespace(url="http://h:1"),
+        options=SimpleNamespace(client=""),
+    )
+    return dict(conditions(cast(Any, session), datetime.now(UTC)))
 
-    health = {
-        "kernels": {
-            "conv": {"package": "causal-conv1d", "version": "1.7.0", "fast": True},
-            "delta": {"package": "transformers", "version": "5.17.0", "fast": False},
-            "bare": "torch",
-        },
-        "warmup": {"rungs": [512]},
-        "vram_cap_gib": None,
-    }
-    target = SimpleNamespace(url="http://h:1")
-    options = SimpleNamespace(client="")
-    session = SimpleNamespace(health=health, target=target, options=options)
-    shown = dict(conditions(cast(Any, session), datetime.now(UTC)))
+
+def test_kernels_are_told_with_their_fallbacks() -> None:
+    shown = told(
+        {
+            "kernels": {
+                "conv": {"package": "causal-conv1d", "version": "1.7.0", "fast": True},
+                "delta": {
+                    "package": "transformers",
+                    "version": "5.17.0",
+                    "fast": False,
+                },
+                "bare": "torch",
+            },
+            "vram_cap_gib": None,
+        }
+    )
     assert shown["kernel conv"] == "causal-conv1d 1.7.0"
     assert shown["kernel delta"] == "transformers 5.17.0, the slow fallback"
     assert shown["kernel bare"] == "torch"
-    assert shown["warmup"] == "rungs [512]"
     assert shown["vram_cap_gib"] == "none"
     assert shown["server version"] == "not reported"
+
+
+def test_the_warmup_is_told_in_a_line() -> None:
+    rungs = [
+        {"tokens": 256, "questions": 1, "seconds": 1.527, "outcome": "scored"},
+        {"tokens": 8192, "questions": 16, "seconds": 10.25, "outcome": "out_of_memory"},
+    ]
+    warmup = {"settle_calls": 2, "settle_seconds": 44.6, "vision": "dropped"}
+    start = "settle_calls 2, settle_seconds 44.6, vision dropped, "
+    assert told({"warmup": {**warmup, "rungs": rungs}})["warmup"] == (
+        start + "2 rungs up to 8192 tokens in 11.8 s, 8192 x 16 out_of_memory"
+    )
+    assert told({"warmup": {**warmup, "rungs": rungs[:1]}})["warmup"] == (
+        start + "1 rungs up to 256 tokens in 1.5 s"
+    )
+    assert told({"warmup": {**warmup, "rungs": []}})["warmup"] == start + "no rungs"
+
+
+@pytest.mark.parametrize(
+    ("reported", "shown"),
+    [
+        (None, "not reported"),
+        ("done", "done"),
+        ({"rungs": [512]}, "rungs [512]"),
+        ({"rungs": [{"tokens": "many"}]}, "rungs [{'tokens': 'many'}]"),
+    ],
+)
+def test_another_servers_warmup_is_told_as_it_is(reported: Any, shown: str) -> None:
+    assert told({"warmup": reported})["warmup"] == shown

@@ -55,7 +55,7 @@ def conditions(probe: Probe, started: datetime) -> list[tuple[str, str]]:
         value = "none" if name in health and health[name] is None else health.get(name)
         shown.append((name, _told(value)))
     shown += _kernels(health.get("kernels"))
-    shown.append(("warmup", _told(health.get("warmup"))))
+    shown.append(("warmup", _warmup(health.get("warmup"))))
     where = f"{platform.platform()}, Python {platform.python_version()}"
     named = f"{probe.options.client}: " if probe.options.client else ""
     shown.append(("client", f"{named}{where}, {os.cpu_count()} CPUs"))
@@ -74,6 +74,32 @@ def _kernels(kernels: object) -> list[tuple[str, str]]:
         source = source or str(said.get("implementation"))
         lines.append((f"kernel {name}", source + slow))
     return lines
+
+
+def _warmup(warmup: object) -> str:
+    """The warm-up in a line, its ladder summed up where it is told as ours is."""
+    if not isinstance(warmup, dict) or "rungs" not in warmup:
+        return _told(warmup)
+    try:
+        ladder = _ladder(warmup["rungs"])
+    except (TypeError, KeyError, ValueError):  # another server's, told as it is
+        return _told(warmup)
+    rest = {name: part for name, part in warmup.items() if name != "rungs"}
+    return ", ".join(filter(None, (_told(rest), ladder)))
+
+
+def _ladder(rungs: list[Reply]) -> str:
+    if not rungs:
+        return "no rungs"
+    longest = max(rung["tokens"] for rung in rungs)
+    seconds = sum(rung["seconds"] for rung in rungs)
+    failed = [
+        f"{rung['tokens']} x {rung['questions']} {rung['outcome']}"
+        for rung in rungs
+        if rung["outcome"] != "scored"
+    ]
+    said = f"{len(rungs)} rungs up to {longest} tokens in {seconds:.1f} s"
+    return ", ".join((said, *failed))
 
 
 def _told(value: object) -> str:
