@@ -10,8 +10,8 @@ from typing import Any
 
 from client import run_client
 from served import Options, Served
-from served_sections import _compare
-from shapes import Request, decide, shared, systemone
+from served_sections import compare_answer
+from shapes import Request, decide, fit, shared, systemone
 
 from intern_decision_serve.warmup import find_difference
 
@@ -97,7 +97,7 @@ class Replayed(Served):
             difference
             for (path, body), (status, _, answer) in zip(posts, answers, strict=True)
             if status == 200
-            and (difference := _compare(path, body, answer, watch.direct))
+            and (difference := compare_answer(path, body, answer, watch.direct))
         ]
         counted = ("hits", "captures", "refusals", "evictions")
         return {
@@ -113,6 +113,12 @@ class Replayed(Served):
             "pool_mib": after.get("pool_mib"),
             "first_differences": (watch.differences + over_http)[:2],
         }
+
+
+def sized(served: Served, tokens: int, fields: int, count: int) -> list[Post]:
+    """So many bodies of one shape: this many tokens, or just under."""
+    body = fit(served.count_tokens, lambda words: systemone(5, words, fields), tokens)
+    return [("/v1/systemone", vary(body, n)) for n in range(count)]
 
 
 def vary(body: Request, seed: int) -> Request:
