@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,19 +23,18 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-import demo_server  # noqa: E402
-from demo_server import TOKEN, DemoServer, make_environ  # noqa: E402
+from instances import DemoServer, start_instance  # noqa: E402
 from rates import compare  # noqa: E402
+from sections import add_options, say  # noqa: E402
+from served import Options  # noqa: E402
 from shapes import fit, systemone  # noqa: E402
 
 PATH = "/v1/systemone"
-START_SECONDS = 420.0  # the first start compiles every kernel of the ladder
 
 
 def main() -> int:
     """Measure every length; write scaling.json and print a row for each."""
     options = _parse()
-    demo_server.START_SECONDS = START_SECONDS
     options.out.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {"gpus": options.gpus, "rows": []}
     with _start(options) as instances, _hosts(instances) as (one, all_hosts):
@@ -46,7 +43,7 @@ def main() -> int:
         for tokens in options.tokens:
             row = _measure(options, instances, one, all_hosts, tokens)
             result["rows"].append(row)
-            _say(json.dumps(row))
+            say(json.dumps(row))
             (options.out / "scaling.json").write_text(json.dumps(result, indent=1))
     return 0
 
@@ -63,50 +60,28 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=8, help="for each GPU")
     parser.add_argument("--seconds", type=float, default=4.0, help="of one window")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--dir", type=Path, default=Path("/tmp/gpu-demo"))
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
-    parser.add_argument("--size", default="4b")
-    parser.add_argument("--device", default="cuda")
+    add_options(parser)
     return parser.parse_args()
 
 
 @contextlib.contextmanager
 def _start(options: argparse.Namespace) -> Iterator[list[DemoServer]]:
     """One after the other: the second finds what the first compiled."""
-    os.environ.setdefault("TRITON_CACHE_DIR", str(options.dir / "triton"))
+    checkpoint = Options(options.dir, options.size, options.device)
     instances: list[DemoServer] = []
     try:
         for gpu in options.gpus:
             started = time.monotonic()
-            instance = _start_one(options, gpu)
+            name = f"instance-{gpu}"
+            instance = start_instance(checkpoint, options.out, name, gpu=gpu)
             instances.append(instance)
             instance.wait_until_ready()
-            _say(f"GPU {gpu}: ready after {time.monotonic() - started:.0f} s")
+            say(f"GPU {gpu}: ready after {time.monotonic() - started:.0f} s")
         yield instances
     finally:
         for instance in instances:
             instance.process.kill()
             instance.process.wait()
-
-
-def _start_one(options: argparse.Namespace, gpu: int) -> DemoServer:
-    log, out = (options.out / f"instance-{gpu}.{name}" for name in ("log", "out"))
-    settings = {"DEVICE": options.device, "ALLOW_SLOW_KERNELS": "1"}
-    arguments = ["demo", "--port", "0", "--size", options.size]
-    with log.open("wb") as stderr, out.open("wb") as stdout:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "intern_decision_serve"),
-                *(*arguments, "--dir", str(options.dir)),
-            ],
-            env={
-                **make_environ(API_TOKEN=TOKEN, **settings),
-                "CUDA_VISIBLE_DEVICES": str(gpu),
-            },
-            stdout=stdout,
-            stderr=stderr,
-        )
-    return DemoServer(process, log, out)
 
 
 @contextlib.contextmanager
@@ -162,11 +137,6 @@ def _measure(
         **{name: round(value, 2) for name, value in found.items()},
         "answers_alike": alike,
     }
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":
