@@ -13,6 +13,12 @@ __all__ = ["PROMPT_SHA256", "WAIT", "FakeEngine", "fake_predict"]
 
 TEMPERATURE = 1.99241824
 PROMPT_SHA256 = "5" * 64
+KERNEL = {
+    "implementation": "fla.ops.chunk_gated_delta_rule",
+    "package": "fla-core",
+    "version": "0.5.2",
+    "fast": True,
+}
 WAIT = 20  # seconds until a test that hangs fails; nothing waits so long when well
 
 
@@ -28,8 +34,8 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.description: dict[str, Any] = {"name": "Fake", "revision": "0" * 40}
-        self.kernels: dict[str, Any] = {"kernel": "torch"}
-        self.warmup: dict[str, Any] = {"calls": 1}
+        self.kernels: dict[str, Any] = {"chunk_gated_delta_rule": dict(KERNEL)}
+        self.warmup: dict[str, Any] = {"settle_calls": 2, "rungs": []}
         self.graphs: dict[str, Any] | None = None
         self.gate = threading.Event()
         self.gate.set()
