@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from fakes import fake_predict
-from live import TOKEN, LiveService, serve
+from live import LiveService, serve
+from wire import TOKEN
 
 __all__ = ["Footprint", "Outcome", "soak"]
 
@@ -274,7 +275,7 @@ def _systemone(seed: int) -> Case:
 def soak(seconds: float, clients: int = 32) -> Outcome:
     """Run both parts; a third of the time warms up."""
     outcome = Outcome()
-    with serve(0.001, MAX_QUEUE="16", MAX_BODY_BYTES=str(LIMIT)) as live:
+    with serve(0.001, max_queue=16, max_body_bytes=LIMIT) as live:
         _run_clients(live, outcome, clients, seconds / 3, seed=0)
         outcome.before = _wait_until_quiet(live)
         _run_clients(live, outcome, clients, seconds * 2 / 3, seed=clients)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from live import LiveService, serve
+from wire import TOKEN
 
 from intern_decision_serve import errors
 from intern_decision_serve.errors import ServiceError
@@ -38,7 +39,7 @@ bounded = hypothesis.settings(
     suppress_health_check=list(hypothesis.HealthCheck),
 )
 CODES = {error.code: error.status for error in ServiceError.__subclasses__()}
-TOKEN_LINE = b"Authorization: Bearer live-token-of-at-least-32-characters\r\n"
+TOKEN_LINE = f"Authorization: Bearer {TOKEN}\r\n".encode()
 OPTIONS = [{"id": "a", "description": "first"}, {"id": "b", "description": ""}]
 DECISION = {"id": "d", "question": "What?", "options": OPTIONS}
 BODIES: dict[str, dict[str, Any]] = {
@@ -166,7 +167,7 @@ class TestChunks:
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[LiveService]:
-    with serve(MAX_BODY_BYTES=str(LIMIT)) as service:
+    with serve(max_body_bytes=LIMIT) as service:
         yield service
 
 

@@ -188,7 +188,7 @@ class TestErrors:
     def test_a_refusal_fits_its_response(
         self, path: str, body: object, headers: dict[str, str], expected: int
     ) -> None:
-        with serve(MAX_BODY_BYTES="4096") as live:
+        with serve(max_body_bytes=4096) as live:
             given = {"Authorization": f"Bearer {live.token}", **headers}
             status, answer, answered = live.ask(path, body, headers=given)
         operation = DOCUMENT["paths"][path]["post"]
@@ -198,7 +198,7 @@ class TestErrors:
         check_headers(resolve(operation["responses"][str(status)]), answered)
 
     def test_a_busy_answer_fits_its_response(self) -> None:
-        with serve(MAX_QUEUE="1") as live:
+        with serve(max_queue=1) as live:
             live.service.admission.enter()
             status, answer, headers = live.ask(*GOOD[0])
             live.service.admission.leave()

@@ -180,7 +180,7 @@ class TestBusy:
     def test_retry_after_is_what_the_error_carries(
         self, make: Callable[..., Any]
     ) -> None:
-        with serve(MAX_QUEUE="1") as live:
+        with serve(max_queue=1) as live:
             live.service.admission.enter()
             with pytest.raises(sdk.TypeSafeRateLimitError) as caught:
                 make(live.url, live.token).system_one(
@@ -190,7 +190,7 @@ class TestBusy:
         assert caught.value.retry_after_ms == 1000
 
     def test_its_own_retry_clears_a_429(self, make: Callable[..., Any]) -> None:
-        with serve(MAX_QUEUE="1") as live:
+        with serve(max_queue=1) as live:
             live.service.admission.enter()
             results: list[Any] = []
             client = make(live.url, live.token)
