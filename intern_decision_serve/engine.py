@@ -24,7 +24,6 @@ from . import warmup as ladder
 from .checkpoint import execute_inference, read_inference
 from .encoder import EncodeAhead, Prepared, Preparer, is_worth_preparing, make_preparer
 from .errors import (
-    RESTART_SECONDS,
     EngineFailed,
     InvalidRequest,
     OutOfMemory,
@@ -261,7 +260,7 @@ class Engine:
 
 
 def _engine_failed() -> EngineFailed:
-    return EngineFailed("the engine is lost", retry_after=RESTART_SECONDS)
+    return EngineFailed("the engine is lost")
 
 
 def load_engine(

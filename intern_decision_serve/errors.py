@@ -153,9 +153,12 @@ class ShuttingDown(ServiceError):
 
 
 class EngineFailed(ServiceError):
-    """Raised for waiting and new work once the engine is lost."""
+    """Raised for waiting and new work once the engine is lost; a restart mends it."""
 
     status, code = 503, "engine_failed"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry_after=RESTART_SECONDS)
 
 
 class VersionNotSupported(ServiceError):

@@ -105,9 +105,7 @@ class Worker:
     def check_open(self) -> None:
         """Raise what new work is told while nothing is scored any more."""
         if self.is_lost:
-            raise EngineFailed(
-                "the engine is lost; the service restarts", retry_after=RESTART_SECONDS
-            )
+            raise EngineFailed("the engine is lost; the service restarts")
         if self.is_stopping:
             raise ShuttingDown("the service is stopping", retry_after=RESTART_SECONDS)
 
@@ -241,7 +239,6 @@ class Worker:
     def _lose_engine(self, failure: EngineFailed) -> None:
         """From here on every job gets its `EngineFailed`; the process will end."""
         was_lost, self.is_lost = self.is_lost, True
-        failure.retry_after = RESTART_SECONDS
         if not was_lost:
             _log.critical("the engine is lost: %s", failure.message)
             self._on_lost()

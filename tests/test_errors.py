@@ -51,7 +51,9 @@ def make(name: str) -> ServiceError:
 def test_each_error_has_its_status_and_code(name: str, row: tuple[int, str]) -> None:
     error = make(name)
     assert (error.status, error.code) == row
-    assert (error.message, str(error), error.retry_after) == ("said", "said", None)
+    assert (error.message, str(error)) == ("said", "said")
+    waits = errors.RESTART_SECONDS if name == "EngineFailed" else None
+    assert error.retry_after == waits
 
 
 def test_the_list_is_closed() -> None:
