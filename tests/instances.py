@@ -3,7 +3,8 @@
     python instances.py SECONDS_A_CALL [--stay-lost]
 
 A call over the state "hold" runs until SIGUSR2. From SIGUSR1 on every call loses the
-engine; the process then exits as the real one does, unless it is told to stay.
+engine; the process then exits as the real one does, unless it is told to stay. From
+SIGHUP on every call fails.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from intern_decision_serve import lifecycle
 from intern_decision_serve.config import load_config
 from intern_decision_serve.errors import EngineFailed
 
-__all__ = ["HOLD", "LOSE", "RELEASE", "SleepingEngine", "start_instance"]
+__all__ = ["BREAK", "HOLD", "LOSE", "RELEASE", "SleepingEngine", "start_instance"]
 
 HOLD = "hold"
-LOSE, RELEASE = signal.SIGUSR1, signal.SIGUSR2
+LOSE, RELEASE, BREAK = signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP
 
 
 class SleepingEngine:
@@ -57,11 +58,14 @@ class SleepingEngine:
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
         self.is_lost = False
+        self.is_broken = False
         self.release = threading.Event()
 
     def score(self, request: Any, prepared: Any = None) -> tuple[dict[str, Any], str]:
         if self.is_lost:
             raise EngineFailed("the engine is lost")
+        if self.is_broken:
+            raise RuntimeError("broken")
         if request["state"] == HOLD:
             self.release.wait()
         time.sleep(self.seconds)
@@ -110,7 +114,11 @@ def _main() -> int:
     def lose(*_: object) -> None:
         engine.is_lost = True
 
+    def break_(*_: object) -> None:
+        engine.is_broken = True
+
     signal.signal(LOSE, lose)
+    signal.signal(BREAK, break_)
     signal.signal(RELEASE, lambda *_: engine.release.set())
     lifecycle.load_on_this_thread = lambda config, pins: engine
     if options.stay_lost:

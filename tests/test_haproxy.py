@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import re
+import signal
 import socket
 import subprocess
 import threading
@@ -25,7 +26,7 @@ from balancing import (
     write_config,
 )
 from demo_server import TOKEN, DemoServer, exchange, start_demo
-from instances import HOLD, LOSE, RELEASE, start_instance
+from instances import BREAK, HOLD, LOSE, RELEASE, start_instance
 
 from intern_decision_serve.config import load_config
 from intern_decision_serve.connection import Deadlines
@@ -93,6 +94,17 @@ def ask(host: str, path: str, body: object = None) -> tuple[int, Any]:
         return exchange(client, path, body)
 
 
+def ask_closely(
+    host: str, token: str = TOKEN, **headers: str
+) -> tuple[int, Any, http.client.HTTPMessage]:
+    """One /decide on a connection of its own; with the headers of its answer."""
+    given = {"Authorization": f"Bearer {token}", **headers}
+    with contextlib.closing(http.client.HTTPConnection(host, timeout=WAIT)) as client:
+        client.request("POST", "/decide", json.dumps(BODY), given)
+        answer = client.getresponse()
+        return answer.status, json.loads(answer.read()), answer.headers
+
+
 def queue_of(instance: DemoServer) -> dict[str, Any]:
     queue: dict[str, Any] = instance.ask("/health")[1]["queue"]
     return queue
@@ -122,9 +134,12 @@ class Post:
 
 
 class Stream:
-    """Clients that never stop asking and never ask twice; what they were told."""
+    """Clients that never stop asking and never ask twice; what they were told.
 
-    def __init__(self, host: str, clients: int = 3) -> None:
+    So many that one instance must take all of them at once when the other is gone.
+    """
+
+    def __init__(self, host: str, clients: int = 16) -> None:
         self.outcomes: Counter[tuple[object, str | None]] = Counter()
         self._host = host
         self._told = threading.Condition()
@@ -188,8 +203,8 @@ class TestTheFile:
 
     def test_an_instance_is_never_filled_from_here(self) -> None:
         config = load_config({"INTERN_DECISION_API_TOKEN": TOKEN})
-        # Even behind two balancers, with as many places left for others.
-        assert 2 * setting(r"rise 1 maxconn") < config.max_queue / 2
+        left = config.max_queue - setting(r"rise 1 maxconn")
+        assert left >= config.max_queue / 4
 
     def test_bodies_may_take_as_long_here_as_at_an_instance(self) -> None:
         assert setting("wait-for-body time") == Deadlines().body
@@ -197,7 +212,8 @@ class TestTheFile:
 
     def test_two_instances_may_be_waited_for_by_two_queues(self) -> None:
         config = load_config({"INTERN_DECISION_API_TOKEN": TOKEN})
-        assert setting(r"queue\(instances\) ge") == 2 * config.max_queue
+        places = 2 * setting(r"rise 1 maxconn") + setting(r"queue\(instances\) ge")
+        assert places == 2 * config.max_queue
 
 
 def setting(name: str) -> int:
@@ -341,6 +357,31 @@ class TestInstancesThatFail:
             assert pair[0].ask("/health")[0] == 503
             assert balancer.count("wretr") >= 1
 
+    def test_one_that_hangs_is_left(self, start: Start, tmp_path: Path) -> None:
+        pair = start(seconds=0.005)
+        hasty = [("timeout check 2s", "timeout check 200ms")]
+        with run_balancer(tmp_path, [i.url for i in pair], hasty) as balancer:
+            pair[0].process.send_signal(signal.SIGSTOP)
+            balancer.wait_for("DOWN", "UP")
+            with Stream(balancer.host) as stream:
+                stream.wait_for(20)
+            assert {status for status, _ in stream.outcomes} == {200}
+            pair[0].process.send_signal(signal.SIGCONT)
+            balancer.wait_for("UP", "UP")
+
+    def test_one_whose_every_answer_is_a_500_does_not_attract_all(
+        self, start: Start, tmp_path: Path
+    ) -> None:
+        pair = start(seconds=0.005)
+        with run_balancer(tmp_path, [i.url for i in pair]) as balancer:
+            pair[0].process.send_signal(BREAK)
+            with Stream(balancer.host) as stream:
+                stream.wait_for(200)
+            told = Counter(status for status, _ in stream.outcomes.elements())
+            assert set(told) == {200, 500}
+            # Ten in a row, then one good check a second brings ten more.
+            assert told[500] < told[200]
+
     def test_the_last_answer_passes_when_no_other_instance_is_left(
         self, start: Start, tmp_path: Path
     ) -> None:
@@ -349,16 +390,19 @@ class TestInstancesThatFail:
         with run_balancer(tmp_path, [instance.url], unchecked) as balancer:
             instance.process.send_signal(LOSE)
             wait_until(lambda: instance.ask("/decide", BODY)[0] == 503, "lost")
-            status, document = ask(balancer.host, "/decide", BODY)
+            status, document, headers = ask_closely(balancer.host)
             assert (status, document["error"]["code"]) == (503, "engine_failed")
+            # The instance says 60; the official SDK gives up when told over 30.
+            assert headers["Retry-After"] == "2"
 
     def test_a_full_one_is_left_until_it_has_room(
         self, start: Start, tmp_path: Path
     ) -> None:
-        pair = start(seconds=0.005, MAX_QUEUE="6")
+        pair = start(seconds=0.005)
         address = pair[0].url.removeprefix("http://")
         with run_balancer(tmp_path, [i.url for i in pair]) as balancer:
-            others = [Post(address, HELD) for _ in range(6)]
+            places = pair[0].ask("/health")[1]["queue"]["slots_free"]
+            others = [Post(address, {**BODY, "state": HOLD}) for _ in range(places)]
             balancer.wait_for("DOWN", "UP")
             assert pair[0].ask("/health")[0] == 200
             with Stream(balancer.host) as stream:
@@ -402,6 +446,54 @@ def ask_sdk(url: str, state: str) -> Any:
         return client.system_one(state, {"safe": sdk.Noul(instructions="Is it?")})
 
 
+class TestBearers:
+    def test_wrong_ones_do_not_take_the_places_of_right_ones(
+        self, start: Start, tmp_path: Path
+    ) -> None:
+        pair = start(seconds=0.005)
+        with (
+            run_balancer(tmp_path, [i.url for i in pair]) as balancer,
+            Stream(balancer.host) as stream,
+        ):
+            told = Counter(ask_closely(balancer.host, "wrong")[0] for _ in range(60))
+            assert set(told) == {401, 429}
+            status, document, headers = ask_closely(balancer.host, "x" * 40)
+            assert (status, document["error"]["code"]) == (429, "busy")
+            assert headers["Retry-After"] == "10"
+            stream.wait_for(20)
+        assert {status for status, _ in stream.outcomes} == {200}
+
+    def test_a_few_wrong_ones_are_judged_by_the_instance(
+        self, start: Start, tmp_path: Path
+    ) -> None:
+        [instance] = start(1)
+        with run_balancer(tmp_path, [instance.url]) as balancer:
+            told = [ask_closely(balancer.host, "wrong")[0] for _ in range(10)]
+            assert told == [401] * 10
+            assert ask(balancer.host, "/decide", BODY)[0] == 200
+
+
+class TestRequestIds:
+    def test_one_is_made_where_a_client_gave_none(self, shared: Balancer) -> None:
+        headers = ask_closely(shared.host)[2]
+        assert re.fullmatch(r"[0-9a-f-]{36}", headers["X-Request-Id"])
+        assert headers["x-typesafe-request-id"] == headers["X-Request-Id"]
+        wait_until(
+            lambda: headers["X-Request-Id"] in shared.log.read_text(), "it is logged"
+        )
+
+    def test_what_the_balancer_says_itself_has_the_clients_own(
+        self, tmp_path: Path, start: Start
+    ) -> None:
+        [instance] = start(1)
+        with run_balancer(tmp_path, [instance.url]) as balancer:
+            instance.process.kill()
+            balancer.wait_for("DOWN")
+            status, _, headers = ask_closely(balancer.host, **{"X-Request-Id": "mine"})
+            assert status == 503
+            assert headers["X-Request-Id"] == headers["x-typesafe-request-id"] == "mine"
+
+
 class TestClients:
     def test_one_that_closes_is_dropped_by_the_instance(
         self, start: Start, tmp_path: Path
@@ -421,17 +513,21 @@ class TestClients:
             outcomes = instance.ask("/health")[1]["requests"]
             assert outcomes["client_gone"] == 1
 
-    def test_too_many_are_told_before_their_body_is_read(
+    def test_too_many_are_told_so_whatever_their_body(
         self, start: Start, tmp_path: Path
     ) -> None:
         [instance] = start(1)
-        few = [("queue(instances) ge 64", "queue(instances) ge 2")]
+        few = [
+            ("queue(instances) ge 16", "queue(instances) ge 2"),
+            ("rise 1 maxconn 24", "rise 1 maxconn 4"),
+        ]
         with run_balancer(tmp_path, [instance.url], few) as balancer:
             posts = [Post(balancer.host, HELD) for _ in range(6)]
             wait_until(lambda: balancer.count("qcur") == 2, "two wait at the balancer")
             # What was sent on may still be under way to the instance.
             wait_until(lambda: queue_of(instance)["admitted"] == 4, "four are admitted")
-            assert ask(balancer.host, "/decide", BODY) == (429, {"error": BUSY})
+            for body in (BODY, HELD):
+                assert ask(balancer.host, "/decide", body) == (429, {"error": BUSY})
             # Documents do not wait behind what is scored.
             assert ask(balancer.host, "/health")[1]["queue"]["admitted"] == 4
             instance.process.send_signal(RELEASE)

@@ -20,8 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from demos import TOKEN, DemoServer, make_environ, start_instance
 from faults import find_narrow_cap
-from instances import TOKEN, DemoServer, make_environ, start_instance
 from sections import add_options, make_checkpoint, say
 from served import Options
 

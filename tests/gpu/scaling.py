@@ -23,7 +23,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from instances import DemoServer, start_instance  # noqa: E402
+from demos import DemoServer, start_instance  # noqa: E402
 from rates import compare  # noqa: E402
 from sections import add_options, say  # noqa: E402
 from served import Options  # noqa: E402
