@@ -96,7 +96,7 @@ def start_instance(
     with log.open("wb") as stderr, out.open("wb") as stdout:
         process = subprocess.Popen(
             [sys.executable, str(Path(__file__)), *arguments],
-            env=make_environ(API_TOKEN=TOKEN, PORT="0", **settings),
+            env=make_environ(API_TOKEN=TOKEN, **{"PORT": "0", **settings}),
             stdout=stdout,
             stderr=stderr,
         )

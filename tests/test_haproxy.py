@@ -27,6 +27,7 @@ from balancing import (
 )
 from demo_server import TOKEN, DemoServer, exchange, start_demo
 from instances import BREAK, HOLD, LOSE, RELEASE, start_instance
+from packaging_tools import SYSTEMD
 
 from intern_decision_serve.config import load_config
 from intern_decision_serve.connection import Deadlines
@@ -297,9 +298,12 @@ class TestWhatPasses:
             assert client.recv(4096).startswith(b"HTTP/1.1 200 OK\r\n")
 
     def test_the_balancer_shows_its_own_metrics(self, shared: Balancer) -> None:
-        assert 'haproxy_backend_active_servers{proxy="instances"} 2' in shared.read(
-            "/metrics"
-        )
+        text = shared.read("/metrics")
+        assert 'haproxy_backend_active_servers{proxy="instances"} 2' in text
+        rules = (SYSTEMD / "prometheus-rules.yml").read_text()
+        asked = set(re.findall(r"\bhaproxy_\w+\{\S+\}", rules))
+        assert asked
+        assert {series for series in asked if series not in text} == set()
 
 
 class TestInstancesThatFail:

@@ -19,6 +19,8 @@ from demo_server import TOKEN, DemoServer
 from instances import LOSE, start_instance
 from packaging_tools import SYSTEMD, find_tool
 
+from intern_decision_serve.errors import EXIT_ENGINE_LOST
+
 SETTINGS = SYSTEMD / "prometheus.yml"
 RULES = SYSTEMD / "prometheus-rules.yml"
 JOB = "intern-decision-serve"
@@ -30,6 +32,73 @@ BODY = {
     "options": [{"id": "a", "description": ""}, {"id": "b", "description": ""}],
 }
 Instances = tuple[DemoServer, DemoServer]
+
+
+# Each alert: what it sees, samples every 15 s, and from which minute on it must fire.
+ALERTS: dict[str, tuple[dict[str, str], int]] = {
+    "InstanceDown": ({f'up{{job="{JOB}"}}': "1 0x80"}, 4),
+    "InstanceRestarts": (
+        {f'process_start_time_seconds{{job="{JOB}"}}': "1x8 _ _ 2x8 _ _ 3x80"},
+        6,
+    ),
+    "CallHangs": ({"intern_decision_running_call_seconds": "0+15x80"}, 2),
+    "ScoringFails": (
+        {'intern_decision_refused_total{reason="scoring_failed"}': "0x8 1x80"},
+        3,
+    ),
+    "AddAnInstance": (
+        {
+            f'intern_decision_scoring_seconds_sum{{instance="{n}"}}': "0+12x300"
+            for n in "ab"
+        },
+        50,
+    ),
+    "RequestsWait": (
+        {
+            f'intern_decision_queue_seconds_bucket{{le="{le}"}}': f"0+{step}x200"
+            for le, step in (("2.0", 10), ("3.0", 20), ("+Inf", 20))
+        },
+        20,
+    ),
+    "RequestsRefused": (
+        {'intern_decision_refused_total{reason="busy"}': "0+15x200"},
+        15,
+    ),
+    "ClientsGiveUp": (
+        {
+            "intern_decision_skipped_requests_total": "0+1x200",
+            'intern_decision_requests_total{route="/decide"}': "0+30x200",
+        },
+        15,
+    ),
+    "OutOfMemory": (
+        {'intern_decision_refused_total{reason="out_of_memory"}': "0x8 1x80"},
+        3,
+    ),
+    "WrongToken": (
+        {'intern_decision_refused_total{reason="unauthorized"}': "0+30x200"},
+        20,
+    ),
+    "SlowKernels": ({'intern_decision_kernel_info{fast="false"}': "1x80"}, 1),
+    "InstancesDiffer": (
+        {f'intern_decision_build_info{{version="{n}"}}': "1x300" for n in "12"},
+        31,
+    ),
+    "BalancerDown": ({'up{job="haproxy"}': "1 0x80"}, 2),
+    "NoInstance": ({'haproxy_backend_active_servers{proxy="instances"}': "1 0x80"}, 2),
+    "BalancerWaits": (
+        {
+            'haproxy_backend_queue_time_average_seconds{proxy="instances"}': "3x200",
+        },
+        16,
+    ),
+    "BalancerRefuses": (
+        {
+            'haproxy_frontend_intercepted_requests_total{proxy="decisions"}': "0+3x200",
+        },
+        20,
+    ),
+}
 
 
 def write_settings(directory: Path, instances: tuple[str, str]) -> Path:
@@ -170,7 +239,37 @@ class TestTheFiles:
             timeout=WAIT,
         )
         assert (done.returncode, done.stderr) == (0, "")
-        assert "SUCCESS: 12 rules found" in done.stdout
+        assert f"SUCCESS: {len(ALERTS)} rules found" in done.stdout
+
+    @pytest.mark.parametrize("alert", ALERTS)
+    def test_each_alert_fires_in_its_time_and_not_at_once(
+        self, alert: str, tmp_path: Path
+    ) -> None:
+        promtool = find_tool("promtool", "prometheus")
+        series, minute = ALERTS[alert]
+        firing = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}})'
+
+        def expect(time: str, *samples: dict[str, Any]) -> dict[str, Any]:
+            return {"expr": firing, "eval_time": time, "exp_samples": list(samples)}
+
+        once = {"labels": "{}", "value": 1}
+        first = [expect("0s")] if alert != "SlowKernels" else []
+        case = {
+            "interval": "15s",
+            "input_series": [
+                {"series": name, "values": values} for name, values in series.items()
+            ],
+            "promql_expr_test": [*first, expect(f"{minute}m", once)],
+        }
+        path = tmp_path / "test.yml"  # JSON is YAML
+        path.write_text(json.dumps({"rule_files": [str(RULES)], "tests": [case]}))
+        done = subprocess.run(
+            [promtool, "test", "rules", str(path)],
+            capture_output=True,
+            text=True,
+            timeout=WAIT,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def test_the_instances_are_those_of_the_balancer(self) -> None:
         servers = re.findall(
@@ -217,15 +316,46 @@ class TestARealPrometheus:
             return [rule for group in groups for rule in group["rules"]]
 
         wait_until(lambda: all(rule["health"] == "ok" for rule in rules()), "health")
-        assert len(rules()) == 12
-        assert prometheus.firing() == set()
+        assert {rule["name"] for rule in rules()} == set(ALERTS)
+        # No HAProxy stands in front of these two.
+        assert prometheus.firing() <= {("BalancerDown", "127.0.0.1:8404")}
 
-    def test_a_lost_engine_is_told_at_last(
+    def test_a_lost_engine_is_seen(
         self, prometheus: Prometheus, instances: Instances
     ) -> None:
         lost, other = instances
         lost.process.send_signal(LOSE)
         wait_until(lambda: lost.ask("/decide", BODY)[0] == 503, "lost")
-        expected = {("EngineLost", address(lost))}
-        wait_until(lambda: prometheus.firing() == expected, "EngineLost")
+        prometheus.wait_for('intern_decision_engine_state{state="engine_failed"}', 0, 1)
         assert other.ask("/decide", BODY)[0] == 200
+
+
+def test_engines_that_are_lost_again_and_again_are_told(tmp_path: Path) -> None:
+    """Each process is gone two seconds later, between two scrapes."""
+    find_tool("prometheus", "prometheus")
+    started = [start_instance(tmp_path / "0")]
+    try:
+        started[0].wait_until_ready()
+        where = address(started[0])
+        told = ("InstanceRestarts", where)
+        settings = write_settings(tmp_path, (where, "127.0.0.1:9"))
+        with run_prometheus(settings) as prometheus:
+            for number in (1, 2):
+                wait_until(lambda: prometheus.health().get(where) == "up", "scraped")
+                assert told not in prometheus.firing()
+                lose(started[-1])
+                wait_until(lambda: prometheus.health()[where] != "up", "gone")
+                port = where.rpartition(":")[2]
+                started.append(start_instance(tmp_path / str(number), PORT=port))
+                started[-1].wait_until_ready()
+            wait_until(lambda: told in prometheus.firing(), "InstanceRestarts")
+    finally:
+        started[-1].process.kill()
+        started[-1].process.wait()
+
+
+def lose(instance: DemoServer) -> None:
+    """Let the instance lose its engine, and with it end."""
+    instance.process.send_signal(LOSE)
+    wait_until(lambda: instance.ask("/decide", BODY)[0] == 503, "lost")
+    assert instance.wait() == EXIT_ENGINE_LOST
