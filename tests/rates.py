@@ -71,19 +71,28 @@ def measure_rate(
 
 
 def compare(
-    one: Sequence[str],
-    two: Sequence[str],
+    alone: Sequence[Sequence[str]],
+    together: Sequence[str],
     path: str,
     body: Any,
     *,
     clients: int,
     seconds: float,
     repeats: int = 3,
-) -> dict[str, float]:
-    """Medians of alternating windows, and how many times one is two."""
-    rates: dict[str, list[float]] = {"one": [], "two": []}
+) -> dict[str, Any]:
+    """Medians of alternating windows: each alone, all of them, and their ratio.
+
+    The ratio is to the mean of those alone, so it reads 2 for two that do not hinder
+    each other, however unlike they are.
+    """
+    hosts = [*alone, together]
+    rates: list[list[float]] = [[] for _ in hosts]
     for _ in range(repeats):
-        for name, hosts in (("one", one), ("two", two)):
-            rates[name].append(measure_rate(hosts, path, body, clients, seconds))
-    first, second = (statistics.median(rates[name]) for name in ("one", "two"))
-    return {"one_per_second": first, "two_per_second": second, "ratio": second / first}
+        for found, asked in zip(rates, hosts, strict=True):
+            found.append(measure_rate(asked, path, body, clients, seconds))
+    *each, both = map(statistics.median, rates)
+    return {
+        "alone_per_second": [round(rate, 2) for rate in each],
+        "together_per_second": round(both, 2),
+        "ratio": round(both / statistics.mean(each), 3),
+    }

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -37,11 +38,11 @@ def main() -> int:
     options = _parse()
     options.out.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {"gpus": options.gpus, "rows": []}
-    with _start(options) as instances, _hosts(instances) as (one, all_hosts):
-        result["through"] = "haproxy" if len(all_hosts) == 1 else "clients"
+    with _start(options) as instances, _hosts(instances) as (alone, together):
+        result["through"] = "haproxy" if len(together) == 1 else "clients"
         result["model"] = instances[0].ask("/health")[1]["model"]
         for tokens in options.tokens:
-            row = _measure(options, instances, one, all_hosts, tokens)
+            row = _measure(options, instances, alone, together, tokens)
             result["rows"].append(row)
             say(json.dumps(row))
             (options.out / "scaling.json").write_text(json.dumps(result, indent=1))
@@ -87,28 +88,29 @@ def _start(options: argparse.Namespace) -> Iterator[list[DemoServer]]:
 @contextlib.contextmanager
 def _hosts(
     instances: Sequence[DemoServer],
-) -> Iterator[tuple[list[str], list[str]]]:
-    """Where to ask for one GPU and for all: through HAProxy, if there is one."""
+) -> Iterator[tuple[list[list[str]], list[str]]]:
+    """Where to ask each GPU alone, and all: through HAProxy, if there is one."""
     urls = [instance.url for instance in instances]
-    if not shutil.which("haproxy"):
+    if not shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin"):
         hosts = [url.removeprefix("http://") for url in urls]
-        yield hosts[:1], hosts
+        yield [[host] for host in hosts], hosts
         return
     from balancing import run_balancer
 
     with contextlib.ExitStack() as stack:
         balanced = []
-        for behind in (urls[:1], urls):
+        for behind in (*([url] for url in urls), urls):
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             balanced.append(stack.enter_context(run_balancer(directory, behind)).host)
-        yield [balanced[0]], [balanced[1]]
+        *alone, together = balanced
+        yield [[host] for host in alone], [together]
 
 
 def _measure(
     options: argparse.Namespace,
     instances: Sequence[DemoServer],
-    one: list[str],
-    all_hosts: list[str],
+    alone: list[list[str]],
+    together: list[str],
     tokens: int,
 ) -> dict[str, Any]:
     """One length: the same body from every client, asked of one GPU and of all."""
@@ -121,8 +123,8 @@ def _measure(
     answers = [instance.ask(PATH, body)[1] for instance in instances]
     clients = options.clients * len(instances)
     found = compare(
-        one,
-        all_hosts,
+        alone,
+        together,
         PATH,
         body,
         clients=clients,
@@ -134,7 +136,7 @@ def _measure(
         "tokens": answers[0]["usage"]["input_tokens"],
         "clients": clients,
         "gpus": len(instances),
-        **{name: round(value, 2) for name, value in found.items()},
+        **found,
         "answers_alike": alike,
     }
 
