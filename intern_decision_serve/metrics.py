@@ -93,7 +93,8 @@ class Tally:
         """Everything counted so far, at one moment."""
         requests = CounterMetricFamily(
             PREFIX + "requests",
-            f"Finished requests; status {CLIENT_GONE} is a client that closed first.",
+            f"Finished requests; status {CLIENT_GONE} is a client that closed before "
+            "its request was begun.",
             labels=("route", "status"),
         )
         refused = CounterMetricFamily(
