@@ -15,7 +15,9 @@ import pytest
 from packaging_tools import find_tool
 from probe_fakes import TOKEN, serving
 
+from intern_decision_serve.probe import wire
 from intern_decision_serve.probe.client import Client, Tally
+from intern_decision_serve.probe.foreign import decode
 from intern_decision_serve.probe.rawpost import RawPost
 from intern_decision_serve.probe.wire import Target, parse_target
 
@@ -152,6 +154,54 @@ def test_an_answer_that_is_not_json_has_no_document(raw: bytes) -> None:
         with make_client(target, Tally()) as client:
             answer = client.get("/health")
     assert (answer.status, answer.document) == (200, None)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+MANY = b" " * 2000
+
+
+@pytest.mark.parametrize(
+    ("reply", "failure"),
+    [
+        (HEAD + b"Content-Length: 1%s\r\n\r\n{" % (b"0" * 25), "TooLarge"),
+        (HEAD + b"Content-Length: 1%s\r\n\r\n{" % (b"0" * 15), "TooLarge"),
+        (HEAD + b"\r\n" + MANY, "TooLarge"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n-1\r\n" + MANY, "TooLarge"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n-5\r\n", "ValueError"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 200, "TooLarge"),
+        (HEAD + b"Content-Length: 20\r\n\r\n{", "IncompleteRead"),
+    ],
+    ids=["1e25", "1e15", "endless", "chunk -1", "chunk -5", "100 Continue", "part"],
+)
+def test_no_answer_is_read_past_the_most(
+    reply: bytes, failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "MOST_ANSWER_BYTES", 1000)
+    with answering(reply, reply) as (target, _):
+        with make_client(target, Tally()) as client:
+            answer = client.get("/health")
+        post = RawPost(target, TOKEN, "/decide", BODY, 5.0)
+        post.send_head()
+        raw = post.read(Tally(), expected=(), seconds=5.0)
+        post.close()
+    assert (answer.status, answer.code) == (0, failure)
+    assert (raw.status, raw.code) == (0, failure)
+
+
+@pytest.mark.parametrize(
+    ("raw", "document"),
+    [
+        (b"[" * 200_000, None),
+        (b"[" * 65 + b"]" * 65, None),
+        (b'{"a":' * 900 + b"1" + b"}" * 900, None),
+        (b"[%s]" % (b"9" * 401), [float("inf")]),
+        (b"[-%s]" % (b"9" * 5000), [float("-inf")]),
+        (b"[1%s]" % (b"0" * 300), [10**300]),
+    ],
+    ids=["200000 lists", "65 lists", "900 objects", "401 digits", "5000", "301"],
+)
+def test_what_no_report_could_hold_is_no_document(raw: bytes, document: object) -> None:
+    assert decode(raw) == document
 
 
 def test_a_refusal_sent_before_the_body_was_read_is_seen() -> None:

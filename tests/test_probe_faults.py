@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import probe_fakes
 import pytest
 from probe_fakes import FAULTS, TOKEN, serving
 
 from intern_decision_serve import probe
-from intern_decision_serve.probe import queueing
+from intern_decision_serve.probe import queueing, wire
+from intern_decision_serve.probe.options import SECTIONS
 
 
 @pytest.fixture
@@ -243,6 +245,61 @@ def test_an_answer_of_another_shape_ends_its_section_in_words(
         ("control", "an answer had another shape: KeyError: 'top'"),
         ("chunking", "an answer had another shape: TypeError: no len()"),
     }
+
+
+HUGE = b"9" * 401
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"probabilities": [', b'"probabilities": [' + HUGE + b", "),
+        (b'"total_seconds": ', b'"total_seconds": ' + HUGE),
+        (b'"input_tokens": ', b'"input_tokens": ' + HUGE),
+        (b'"results": [', b'"results": [' + b"[" * 200_000),
+        (b'"results": [', b'"results": [' + b"[" * 500 + b"]" * 500 + b", "),
+        (b'"id": ', b'"id": ' + b'{"a":' * 50 + b"1" + b"}" * 50 + b', "was": '),
+    ],
+    ids=["probabilities", "seconds", "tokens", "deep", "500 levels", "50 levels"],
+)
+def test_no_answer_ends_the_run(
+    measure: Any, monkeypatch: pytest.MonkeyPatch, old: bytes, new: bytes
+) -> None:
+    """Each section goes as far as it can, and the report is written."""
+    plain = probe_fakes.to_bytes
+
+    def spoilt(body: object) -> bytes:
+        return plain(body).replace(old, new)
+
+    monkeypatch.setattr(probe_fakes, "to_bytes", spoilt)
+    with serving() as fake:
+        status, report = measure(fake.url)
+    assert status in (0, 1)  # which section notices is not the matter here
+    assert [section["name"] for section in report["sections"]] == [*SECTIONS, "all"]
+
+
+def test_an_endless_answer_is_counted_and_ends_its_section_only(
+    measure: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "MOST_ANSWER_BYTES", 4000)  # 40 results are more
+    with serving() as fake:
+        status, report = measure(fake.url, "--sections", "chunking,limits")
+    assert status == 1
+    assert failures(report)["the section could go on"] == (
+        "/decide/shared answered no answer TooLarge"
+    )
+    assert outcomes(report)["401 without the right token"] == "pass"
+
+
+def test_a_health_nested_too_deeply_is_no_health(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("INTERN_DECISION_API_TOKEN", TOKEN)
+    monkeypatch.setattr(probe_fakes, "to_bytes", lambda body: b"[" * 200_000)
+    with serving() as fake:
+        assert probe.main([fake.url]) == 2
+    said = f"probe: {fake.url}/health: 200 without a JSON object\n"
+    assert capsys.readouterr().err == said
 
 
 def test_every_fault_is_tried() -> None:

@@ -153,7 +153,13 @@ def test_a_bad_row_names_its_line(
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("[1]", "must be a JSON object"), ("{}", "lacks 'options'"), (" \n", "no rows")],
+    [
+        ("[1]", "must be a JSON object"),
+        ("{}", "lacks 'options'"),
+        (" \n", "no rows"),
+        ('{"state": ' + "[" * 200_000, "line 1: "),
+    ],
+    ids=["list", "empty", "blank", "deep"],
 )
 def test_a_file_without_rows_is_refused(text: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"

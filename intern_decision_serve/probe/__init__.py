@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         token = read_token(options, os.environ)
         return run(options, token, sys.stdout, sys.stderr)
-    except (ValueError, OSError, Unusable) as error:
+    except (ValueError, OSError, RecursionError, Unusable) as error:
         sys.stderr.write(f"probe: {error}\n")
         return EXIT_USAGE
     except KeyboardInterrupt:

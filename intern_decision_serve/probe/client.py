@@ -14,11 +14,14 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from .wire import Connection, Target
+from .foreign import decode
+from .wire import MOST_ANSWER_BYTES, Connection, Target, TooLarge
 
-__all__ = ["Answer", "Client", "Tally", "decode"]
+__all__ = ["FAILURES", "Answer", "Client", "Tally", "read_answer"]
 
-_FAILURES = (OSError, http.client.HTTPException)
+# What reading an answer may raise; http.client lets ValueError out of a bad chunk.
+FAILURES = (OSError, http.client.HTTPException, ValueError)
+_PIECE_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,11 @@ class Answer:
     def named(self) -> str:
         """Status and code in one phrase, as reports show it."""
         return f"{self.status or 'no answer'} {self.code}".strip()
+
+    @property
+    def instead(self) -> str:
+        """What came instead of a 200 with a JSON object, in words."""
+        return f"{self.named}{' without a JSON object' * (self.status == 200)}"
 
 
 @dataclass(slots=True)
@@ -136,7 +144,7 @@ class Client:
         started = time.monotonic()
         try:
             answer = self._exchange(method, path, body, headers, started)
-        except _FAILURES as error:
+        except FAILURES as error:
             self._connection.close()
             failure = type(error).__name__
             answer = Answer(0, {}, None, time.monotonic() - started, failure)
@@ -167,21 +175,22 @@ class Client:
         if broken is not None and connection.sock is None:
             raise broken
         response = connection.getresponse()
-        raw = response.read()
-        seconds = time.monotonic() - started
-        names = {name.lower(): value for name, value in response.getheaders()}
+        answer = read_answer(response, started)
         if response.will_close:
             connection.close()
-        return Answer(response.status, names, decode(raw), seconds)
+        return answer
 
 
-def decode(raw: bytes) -> object:
-    """The JSON value of a body, or None where it is none (NaN is not JSON)."""
-    try:
-        return json.loads(raw, parse_constant=_refuse_constant)
-    except ValueError:
-        return None
+def read_answer(response: http.client.HTTPResponse, started: float) -> Answer:
+    """The whole answer, seconds counted from `started`; one of FAILURES for a part.
 
-
-def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
+    Read in pieces: a read of the declared length would allocate it first.
+    """
+    if (response.length or 0) > MOST_ANSWER_BYTES:
+        raise TooLarge(f"{response.length} bytes")
+    raw = b"".join(iter(lambda: response.read(_PIECE_BYTES), b""))
+    if response.length:
+        raise http.client.IncompleteRead(b"", response.length)
+    seconds = time.monotonic() - started
+    names = {name.lower(): value for name, value in response.getheaders()}
+    return Answer(response.status, names, decode(raw), seconds)

@@ -111,7 +111,7 @@ def read_expected(path: Path) -> Reply:
     """A recorded file; ValueError for anything else."""
     try:
         expected = json.loads(path.read_text("utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError(f"{path} is not JSON") from None
     if not isinstance(expected, dict) or expected.get("format") != FORMAT:
         raise ValueError(f"{path} is not an expectation of this probe")

@@ -82,7 +82,12 @@ def _warmup(warmup: object) -> str:
         return _told(warmup)
     try:
         ladder = _ladder(warmup["rungs"])
-    except (TypeError, KeyError, ValueError):  # another server's, told as it is
+    except (
+        TypeError,
+        KeyError,
+        ValueError,
+        OverflowError,
+    ):  # another server's, told as it is
         return _told(warmup)
     rest = {name: part for name, part in warmup.items() if name != "rungs"}
     return ", ".join(filter(None, (_told(rest), ladder)))

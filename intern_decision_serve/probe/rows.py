@@ -82,7 +82,7 @@ def read_rows(path: Path) -> tuple[Row, ...]:
             continue
         try:
             row = _read_row(json.loads(line))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
             raise ValueError(f"{path}, line {number}: {what}") from None
         if row.id in rows:

@@ -54,6 +54,9 @@ EXIT_DIFFERS = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
+# What reading a document of another shape raises.
+_SHAPES = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+
 Measure = Callable[[Probe, Findings], None]
 
 _SECTIONS: dict[str, tuple[str, Measure]] = {
@@ -73,7 +76,7 @@ def open_probe(options: argparse.Namespace, token: str, progress: Progress) -> P
     with Client(target, token, tally, deadline=options.deadline) as client:
         answer = client.get("/health")
         if answer.status != 200 or not isinstance(answer.document, dict):
-            raise Unusable(f"{target.url}/health: {answer.named}")
+            raise Unusable(f"{target.url}/health: {answer.instead}")
         first = client.post("/decide", built_in_rows()[0].request())
     if first.status in (401, 403):
         raise Unusable(f"{target.url} refuses the token: {first.named}")
@@ -124,8 +127,10 @@ def _measure(
         findings.complete = True
     except Unanswered as error:
         findings.check("the section could go on", False, str(error))
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        words = f"an answer had another shape: {type(error).__name__}: {error}"
+    except Exception as error:  # whatever an answer did, the rest is still measured
+        words = f"{type(error).__name__}: {error}"
+        if isinstance(error, _SHAPES):
+            words = f"an answer had another shape: {words}"
         findings.check("the section could go on", False, words)
     finally:
         findings.seconds = time.monotonic() - started

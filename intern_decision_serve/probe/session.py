@@ -28,7 +28,7 @@ class Unanswered(Exception):
     """Raised when a question that had to be answered was not."""
 
     def __init__(self, path: str, answer: Answer) -> None:
-        super().__init__(f"{path} answered {answer.named}")
+        super().__init__(f"{path} answered {answer.instead}")
         self.answer = answer
 
 

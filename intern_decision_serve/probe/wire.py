@@ -16,7 +16,21 @@ import time
 import urllib.parse
 from dataclasses import dataclass
 
-__all__ = ["Connection", "Target", "open_socket", "parse_target"]
+__all__ = [
+    "MOST_ANSWER_BYTES",
+    "Connection",
+    "DeadlineSocket",
+    "Target",
+    "TooLarge",
+    "open_socket",
+    "parse_target",
+]
+
+MOST_ANSWER_BYTES = 32 * 2**20  # head and body; thousands of results fit
+
+
+class TooLarge(http.client.HTTPException):
+    """Raised when an answer is larger than any that is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +69,7 @@ class _DeadlineReader(io.RawIOBase):
     made of the socket keeps it open until this reader closes, as a real one would.
     """
 
-    def __init__(self, owner: _DeadlineSocket) -> None:
+    def __init__(self, owner: DeadlineSocket) -> None:
         self._owner = owner
         self._held = owner.sock.makefile("rb", buffering=0)
 
@@ -63,23 +77,40 @@ class _DeadlineReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        return self._owner.limited().recv_into(buffer)
+        got = self._owner.limited().recv_into(buffer)
+        self._owner.take(got)
+        return got
 
     def close(self) -> None:
         self._held.close()
         super().close()
 
 
-class _DeadlineSocket:
-    """The part of a socket that http.client uses, under one deadline per request."""
+class DeadlineSocket:
+    """The part of a socket that http.client uses, limited for each request.
 
-    def __init__(self, sock: socket.socket) -> None:
+    One deadline for all its steps, and one number of bytes for its answer: http.client
+    reads a chunk of size -1, or one `100 Continue` after the other, to the end.
+    """
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
         self.sock = sock
-        self.deadline = float("inf")
+        self.renew(deadline)
+
+    def renew(self, deadline: float) -> None:
+        """Start the next request."""
+        self._deadline = deadline
+        self._room_bytes = MOST_ANSWER_BYTES
+
+    def take(self, count: int) -> None:
+        """Count bytes of the answer; TooLarge past the most that is read."""
+        self._room_bytes -= count
+        if self._room_bytes < 0:
+            raise TooLarge(f"over {MOST_ANSWER_BYTES} bytes")
 
     def limited(self) -> socket.socket:
         """The socket with what is left of the deadline as its timeout."""
-        left = self.deadline - time.monotonic()
+        left = self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("the deadline passed")
         self.sock.settimeout(min(left, 3600.0))
@@ -112,14 +143,13 @@ class Connection(http.client.HTTPConnection):
         super().__init__(target.host, target.port)
         self._target = target
         self._deadline = float("inf")
-        self._limited: _DeadlineSocket | None = None
+        self._limited: DeadlineSocket | None = None
 
     def connect(self) -> None:
         """Called by http.client before it sends, where no connection is open."""
         seconds = max(self._deadline - time.monotonic(), 0.001)
-        self._limited = _DeadlineSocket(open_socket(self._target, min(seconds, 3600.0)))
-        self._limited.deadline = self._deadline
-        self.sock = self._limited
+        sock = open_socket(self._target, min(seconds, 3600.0))
+        self.sock = self._limited = DeadlineSocket(sock, self._deadline)
 
     def close(self) -> None:
         self._limited = None
@@ -143,4 +173,4 @@ class Connection(http.client.HTTPConnection):
         if select.select([self._limited.sock], [], [], 0)[0]:
             self.close()
         else:
-            self._limited.deadline = deadline
+            self._limited.renew(deadline)
