@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import resource
 import socket
 import ssl
 import subprocess
@@ -233,6 +236,64 @@ def test_a_raw_post_can_hold_its_body_back() -> None:
     assert answer.status == 200
     assert nothing.named == "no answer TimeoutError"
     assert tally.unexpected() == 1
+
+
+def test_a_raw_post_to_nobody_is_a_failed_answer() -> None:
+    tally = Tally("raw")
+    with answering() as (target, _):
+        pass
+    post = RawPost(target, TOKEN, "/decide", BODY, 5.0)
+    post.send_head()
+    post.send_body()
+    answer = post.read(tally, expected=(200,), seconds=5.0)
+    post.close()
+    assert answer.named == "no answer ConnectionRefusedError"
+    assert tally.unexpected() == 1
+
+
+def test_a_raw_post_whose_door_closed_reads_what_lies_behind_it() -> None:
+    refusal = b"HTTP/1.1 429 X\r\nContent-Length: 2\r\n\r\n{}"
+    with answering(refusal) as (target, _):
+        post = RawPost(target, TOKEN, "/decide", BODY, 5.0)
+        post.send_head()
+        assert post._sock is not None
+        post._sock.sock.recv(1, socket.MSG_PEEK)  # the refusal is here
+        post._sock.sock.shutdown(socket.SHUT_WR)  # so that sending breaks for sure
+        post.send_body()
+        answer = post.read(Tally(), expected=(429,), seconds=5.0)
+        post.close()
+    assert answer.named == "429"
+
+
+def test_no_descriptor_is_no_fault_of_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none_left(*_: object, **__: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("socket.create_connection", none_left)
+    with pytest.raises(wire.NoDescriptors, match="ulimit -n"):
+        RawPost(Target("http", "h", 1, ""), TOKEN, "/decide", BODY, 5.0)
+
+
+def test_a_connection_past_1024_descriptors_is_looked_at() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1100:
+        pytest.skip("this machine allows fewer descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1100), hard))
+    try:
+        with serving() as fake, make_client(parse_target(fake.url), Tally()) as client:
+            assert client.get("/health").status == 200
+            limited = client._connection._limited
+            assert limited is not None
+            low = limited.sock
+            high = fcntl.fcntl(low.fileno(), fcntl.F_DUPFD, 1024)
+            limited.sock = socket.socket(fileno=high)
+            low.close()
+            assert client.get("/health").status == 200
+            assert fake.connections == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_an_aborted_request_is_not_counted() -> None:

@@ -11,7 +11,7 @@ import pytest
 from probe_fakes import FAULTS, TOKEN, serving
 
 from intern_decision_serve import probe
-from intern_decision_serve.probe import queueing, wire
+from intern_decision_serve.probe import limits, queueing, rawpost, wire
 from intern_decision_serve.probe.options import SECTIONS
 
 
@@ -289,6 +289,70 @@ def test_an_endless_answer_is_counted_and_ends_its_section_only(
         "/decide/shared answered no answer TooLarge"
     )
     assert outcomes(report)["401 without the right token"] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "words"),
+    [
+        (
+            wire.NoDescriptors("Too many open files: raise `ulimit -n`"),
+            ("the rest of the section", "not measured"),
+            "Too many open files: raise `ulimit -n`",
+        ),
+        (
+            PermissionError("not here"),
+            ("the section could go on", "fail"),
+            "PermissionError: not here",
+        ),
+        (
+            RuntimeError("can't start new thread"),
+            ("the section could go on", "fail"),
+            "RuntimeError: can't start new thread",
+        ),
+    ],
+    ids=["descriptors", "another", "threads"],
+)
+def test_an_error_of_this_machine_ends_its_section_in_words(
+    measure: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    outcome: tuple[str, str],
+    words: str,
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(rawpost, "open_socket", fail)
+    if not isinstance(error, wire.NoDescriptors):
+        monkeypatch.setattr(limits, "check_full_queue", fail)
+    with serving() as fake:
+        status, report = measure(fake.url, "--sections", "limits,calibration")
+    assert status == (outcome[1] == "fail")
+    limits_section, calibration, _ = report["sections"]
+    assert limits_section["complete"] is False
+    assert limits_section["checks"][-1] == {
+        "rule": outcome[0],
+        "outcome": outcome[1],
+        "seen": words,
+    }
+    assert calibration["complete"] is True
+
+
+def test_a_server_gone_before_the_queue_is_filled_keeps_what_was_measured(
+    measure: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(rawpost, "open_socket", refuse)
+    with serving() as fake:
+        status, report = measure(fake.url, "--sections", "control,limits")
+    assert status == 1
+    assert failures(report)["every admitted request is answered"].startswith(
+        "no answer ConnectionRefusedError; "
+    )
+    assert outcomes(report)["422 for each rule"] == "pass"
+    assert len(report["sections"][0]["facts"]["rows"]) == 24
 
 
 def test_a_health_nested_too_deeply_is_no_health(

@@ -20,7 +20,7 @@ from probe_fakes import TOKEN, FakeServer, serving, serving_again
 
 import intern_decision_serve
 from intern_decision_serve import probe
-from intern_decision_serve.probe import options, repeat
+from intern_decision_serve.probe import expect, options, repeat
 from intern_decision_serve.probe.progress import Progress
 from intern_decision_serve.probe.rows import read_rows
 from intern_decision_serve.probe.run import run
@@ -126,6 +126,58 @@ def test_the_token_has_one_source_and_is_never_named(
 def test_one_newline_of_a_token_file_is_stripped(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN + "\n", "utf-8")
     assert options.read_token(Namespace(token_file=tmp_path / "token"), {}) == TOKEN
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--out", "folder/x"], "x.html"),
+        (["--out", "/proc/x"], "/proc/x"),
+        (["--out", "/"], "empty name"),
+        (["--record", "folder"], "folder"),
+        (["--record", "file/e.json"], "file"),
+        (["--record", "probe-report.json"], "would be written twice"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_any_question(
+    fake: FakeServer, arguments: list[str], words: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    Path("folder/x.html").mkdir(parents=True)
+    Path("file").write_text("", "utf-8")
+    before = fake.looks
+    assert probe.main([fake.url, *arguments]) == 2
+    assert words in capsys.readouterr().err
+    assert fake.looks == before
+
+
+def test_a_run_that_never_began_leaves_no_file() -> None:
+    Path("probe-report.md").write_text("an earlier one", "utf-8")
+    assert probe.main(["http://127.0.0.1:1", "--record", "new/e.json"]) == 2
+    assert {path.name for path in Path().iterdir()} == {"new", "probe-report.md"}
+    assert Path("probe-report.md").read_text("utf-8") == "an earlier one"
+    assert list(Path("new").iterdir()) == []
+
+
+def test_one_file_that_fails_at_the_end_loses_no_other(
+    fake: FakeServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def turn_into_folders(*_: object) -> None:
+        for name in ("probe-report.md", "e.json"):
+            Path(name).mkdir()
+
+    monkeypatch.setattr(expect, "_ratios", turn_into_folders)
+    arguments = ["--sections", "calibration", "--record", "e.json"]
+    assert probe.main([fake.url, *arguments]) == 2
+    said = capsys.readouterr()
+    assert "IsADirectoryError: " in said.out
+    assert "probe-report.md" in said.err
+    assert Path("probe-report.html").is_file()
+    sections = json.loads(Path("probe-report.json").read_text("utf-8"))["sections"]
+    assert [section["complete"] for section in sections] == [True, False, True]
+    assert len(sections[1]["facts"]["recorded"]["answers"]) == 8
 
 
 def test_sections_run_in_their_own_order() -> None:

@@ -100,8 +100,8 @@ def _ratios(probe: Probe) -> dict[str, float]:
 def record(probe: Probe, findings: Findings, path: Path) -> None:
     """Write what this server shows now."""
     observed = observe(probe)
-    path.write_text(json.dumps(observed, indent=2, ensure_ascii=False) + "\n", "utf-8")
     findings.facts["recorded"] = observed
+    path.write_text(json.dumps(observed, indent=2, ensure_ascii=False) + "\n", "utf-8")
     findings.check(
         "recorded what to expect", True, f"{len(observed['answers'])} answers"
     )

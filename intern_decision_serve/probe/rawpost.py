@@ -5,19 +5,17 @@ For what a well-behaved client cannot do: hold a place in the queue, or walk awa
 
 from __future__ import annotations
 
-import errno
 import http.client
 import json
 import time
 
 from .client import FAILURES, Answer, Tally, read_answer
 from .rows import Document
-from .wire import DeadlineSocket, Target, open_socket
+from .wire import DeadlineSocket, NoDescriptors, Target, open_socket
 
 __all__ = ["RawPost"]
 
 _GRACE_SECONDS = 0.2  # an answer that came in time may be looked at late
-_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 class RawPost:
@@ -26,7 +24,7 @@ class RawPost:
     def __init__(
         self, target: Target, token: str, path: str, body: Document, seconds: float
     ) -> None:
-        """Connect within `seconds`; OSError only where this machine has no socket."""
+        """Connect within `seconds`; NoDescriptors is all that is raised."""
         self._body = json.dumps(body).encode()
         self._head = (
             f"POST {target.prefix}{path} HTTP/1.1\r\n"
@@ -42,9 +40,9 @@ class RawPost:
         try:
             sock = open_socket(target, seconds)
             self._sock = DeadlineSocket(sock, self._sent + seconds)
+        except NoDescriptors:
+            raise
         except OSError as error:
-            if error.errno in _NO_DESCRIPTORS:
-                raise
             self._failure = type(error).__name__
 
     def send_head(self) -> None:

@@ -19,7 +19,18 @@ from pathlib import Path
 from .findings import Findings
 from .session import Probe, Reply
 
-__all__ = ["Report", "conditions", "document", "now", "without_token", "write_reports"]
+__all__ = [
+    "Report",
+    "conditions",
+    "document",
+    "make_sure_of",
+    "now",
+    "report_paths",
+    "without_token",
+    "write_reports",
+]
+
+_SUFFIXES = (".md", ".json", ".html")
 
 
 @dataclass(slots=True)
@@ -154,17 +165,37 @@ def without_token(text: str, token: str) -> str:
     return text
 
 
-def write_reports(
-    stem: Path, texts: Sequence[tuple[str, str]], token: str
-) -> list[Path]:
-    """Write one file per (suffix, text); the paths, in order."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for suffix, text in texts:
-        path = stem.with_name(stem.name + suffix)
-        path.write_text(without_token(text, token), "utf-8")
-        paths.append(path)
-    return paths
+def report_paths(stem: Path) -> list[Path]:
+    """The files of a report: Markdown, JSON, HTML."""
+    return [stem.with_name(stem.name + suffix) for suffix in _SUFFIXES]
+
+
+def make_sure_of(paths: Sequence[Path]) -> None:
+    """Make folders, and try that each file can be written; OSError or ValueError.
+
+    Asked before anything is measured; a file that was not there is not there after.
+    """
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ValueError(f"{path} would be written twice")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not os.path.lexists(path)
+        with path.open("ab"):
+            pass
+        if is_new:
+            path.unlink()
+
+
+def write_reports(paths: Sequence[Path], texts: Sequence[str], token: str) -> None:
+    """Write one text per path; all are tried before the first OSError is raised."""
+    failed: OSError | None = None
+    for path, text in zip(paths, texts, strict=True):
+        try:
+            path.write_text(without_token(text, token), "utf-8")
+        except OSError as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 def now() -> datetime:

@@ -31,14 +31,16 @@ from .report import (
     Report,
     conditions,
     document,
+    make_sure_of,
     now,
+    report_paths,
     without_token,
     write_reports,
 )
 from .rows import read_rows
 from .samples import built_in_rows
 from .session import Probe, Unanswered
-from .wire import parse_target
+from .wire import NoDescriptors, parse_target
 
 __all__ = [
     "EXIT_DIFFERS",
@@ -92,7 +94,8 @@ def run(options: argparse.Namespace, token: str, out: TextIO, err: TextIO) -> in
     expected = expect.read_expected(options.expect) if options.expect else None
     if options.compare is not None:
         control.earlier_rows(options.compare)
-    options.out.parent.mkdir(parents=True, exist_ok=True)  # better now than too late
+    recorded = [options.record] if options.record is not None else []
+    make_sure_of([*report_paths(options.out), *recorded])  # now, not when all is done
     progress = Progress(err)
     started, clock = now(), time.monotonic()
     probe = open_probe(options, token, progress)
@@ -127,6 +130,8 @@ def _measure(
         findings.complete = True
     except Unanswered as error:
         findings.check("the section could go on", False, str(error))
+    except NoDescriptors as error:
+        findings.skip("the rest of the section", str(error))
     except Exception as error:  # whatever an answer did, the rest is still measured
         words = f"{type(error).__name__}: {error}"
         if isinstance(error, _SHAPES):
@@ -172,13 +177,16 @@ def _write(
     report: Report, options: argparse.Namespace, token: str, out: TextIO
 ) -> None:
     texts = [
-        (".md", to_markdown(report)),
-        (".json", json.dumps(document(report), indent=2, ensure_ascii=False) + "\n"),
-        (".html", to_html(report)),
+        to_markdown(report),
+        json.dumps(document(report), indent=2, ensure_ascii=False) + "\n",
+        to_html(report),
     ]
-    paths = write_reports(options.out, texts, token)
-    for line in _verdict(report):
-        out.write(without_token(line, token) + "\n")
+    paths = report_paths(options.out)
+    try:
+        write_reports(paths, texts, token)
+    finally:
+        for line in _verdict(report):
+            out.write(without_token(line, token) + "\n")
     out.write("written: " + ", ".join(str(path) for path in paths) + "\n")
 
 

@@ -7,6 +7,7 @@ what is left of the deadline, however slowly bytes trickle.
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import io
 import select
@@ -20,6 +21,7 @@ __all__ = [
     "MOST_ANSWER_BYTES",
     "Connection",
     "DeadlineSocket",
+    "NoDescriptors",
     "Target",
     "TooLarge",
     "open_socket",
@@ -31,6 +33,10 @@ MOST_ANSWER_BYTES = 32 * 2**20  # head and body; thousands of results fit
 
 class TooLarge(http.client.HTTPException):
     """Raised when an answer is larger than any that is read."""
+
+
+class NoDescriptors(OSError):
+    """Raised when this machine has no more descriptors: no fault of the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +133,16 @@ class DeadlineSocket:
 
 
 def open_socket(target: Target, seconds: float) -> socket.socket:
-    """Connect within `seconds`, TLS included, with Nagle's algorithm off."""
-    sock = socket.create_connection((target.host, target.port), timeout=seconds)
+    """Connect within `seconds`, TLS included, with Nagle's algorithm off.
+
+    OSError where the server does not let us, NoDescriptors where this machine does not.
+    """
+    try:
+        sock = socket.create_connection((target.host, target.port), timeout=seconds)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise NoDescriptors(f"{error.strerror}: raise `ulimit -n`") from None
+        raise
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if target.scheme == "https":
         context = ssl.create_default_context()
@@ -170,7 +184,9 @@ class Connection(http.client.HTTPConnection):
         self._deadline = deadline
         if self._limited is None:
             return
-        if select.select([self._limited.sock], [], [], 0)[0]:
+        poll = select.poll()  # select() knows no descriptor from 1024 on
+        poll.register(self._limited.sock, select.POLLIN)
+        if poll.poll(0):
             self.close()
         else:
             self._limited.renew(deadline)
