@@ -204,7 +204,7 @@ def test_no_answer_is_read_past_the_most(
     ids=["200000 lists", "65 lists", "900 objects", "401 digits", "5000", "301"],
 )
 def test_what_no_report_could_hold_is_no_document(raw: bytes, document: object) -> None:
-    assert decode(raw) == document
+    assert decode(raw, TOKEN) == document
 
 
 def test_a_refusal_sent_before_the_body_was_read_is_seen() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+import http.client
+import io
 import json
 import re
 from datetime import UTC, datetime
@@ -10,11 +13,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import probe_fakes
 import pytest
 from probe_fakes import TOKEN, serving
 
 from intern_decision_serve import probe
+from intern_decision_serve.probe import expect
+from intern_decision_serve.probe.client import read_answer
 from intern_decision_serve.probe.findings import Findings
+from intern_decision_serve.probe.foreign import decode
 from intern_decision_serve.probe.markdown import to_markdown
 from intern_decision_serve.probe.page import to_html
 from intern_decision_serve.probe.report import Report, conditions, document
@@ -37,6 +44,70 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_the_token_is_in_no_report(written: dict[str, str], suffix: str) -> None:
     assert "a-token-of-the-tests" not in written[suffix]
     assert "[token]" in written[suffix]
+
+
+@pytest.mark.parametrize("token", ["client-token-zzz", 'part|one\\two"&<x>'])
+@pytest.mark.parametrize("spelling", ["plain", "escaped"])
+def test_no_echo_of_the_token_leaves(
+    token: str,
+    spelling: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A server that puts it into `/health`, into names and into error codes."""
+    echo = json.dumps(token)
+    if spelling == "escaped":
+        echo = '"' + "".join(f"\\u{ord(letter):04x}" for letter in token) + '"'
+    plain = probe_fakes.to_bytes
+    marked = re.compile(rb'"(0\.0-fake|Fake|unauthorized|MARK)"')
+
+    def echoing(body: object) -> bytes:
+        if isinstance(body, dict) and "status" in body:
+            body = {**body, "MARK": 1, "chunking": ["MARK", {"a": "MARK"}]}
+        return marked.sub(lambda _: echo.encode(), plain(body))
+
+    monkeypatch.setenv("INTERN_DECISION_API_TOKEN", token)
+    monkeypatch.setattr(probe_fakes, "TOKEN", token)
+    monkeypatch.setattr(probe_fakes, "to_bytes", echoing)
+    monkeypatch.setattr(expect, "_ROUNDS", 1)
+    arguments = ["--out", str(tmp_path / "r"), "--record", str(tmp_path / "e.json")]
+    with serving() as fake:
+        probe.main([fake.url, *arguments, "--sections", "limits"])
+        monkeypatch.setattr(probe_fakes, "TOKEN", "another")
+        assert probe.main([fake.url, *arguments]) == 2
+    said = capsys.readouterr()
+    texts = [path.read_text("utf-8") for path in sorted(tmp_path.iterdir())]
+    assert len(texts) == 4
+    assert said.err == f"probe: {fake.url} refuses the token: 401 [token]\n"
+    for text in (*texts, said.out):
+        assert "[token]" in text
+        for spelt in (token, json.dumps(token)[1:-1], html.escape(token)):
+            assert spelt not in text
+            assert spelt.replace("|", "\\|") not in text
+
+
+def test_a_token_that_ends_otherwise_is_blotted_out_too() -> None:
+    for echo in ("client-token-zzz", "client-token-zz", "client-token-zzy"):
+        raw = json.dumps({echo: f"no {echo}"}).encode()
+        assert "client-token-zz" not in str(decode(raw, "client-token-zzz"))
+
+
+def test_an_echoed_header_is_not_passed_on() -> None:
+    reply = b"HTTP/1.1 429 X\r\nRetry-After: <%s>\r\nContent-Length: 0\r\n\r\n"
+    response = http.client.HTTPResponse(cast(Any, _Bytes(reply % TOKEN.encode())))
+    response.begin()
+    assert read_answer(response, 0.0, TOKEN).headers["retry-after"] == "<[token]>"
+
+
+class _Bytes:
+    """A socket as far as http.client's reader needs one."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+
+    def makefile(self, _: str) -> io.BytesIO:
+        return io.BytesIO(self._raw)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from .foreign import decode
+from .foreign import decode, without_token
 from .wire import MOST_ANSWER_BYTES, Connection, Target, TooLarge
 
 __all__ = ["FAILURES", "Answer", "Client", "Tally", "read_answer"]
@@ -175,15 +175,18 @@ class Client:
         if broken is not None and connection.sock is None:
             raise broken
         response = connection.getresponse()
-        answer = read_answer(response, started)
+        answer = read_answer(response, started, self._token)
         if response.will_close:
             connection.close()
         return answer
 
 
-def read_answer(response: http.client.HTTPResponse, started: float) -> Answer:
+def read_answer(
+    response: http.client.HTTPResponse, started: float, token: str
+) -> Answer:
     """The whole answer, seconds counted from `started`; one of FAILURES for a part.
 
+    An echo of the token is blotted out here, so that nothing after can pass it on.
     Read in pieces: a read of the declared length would allocate it first.
     """
     if (response.length or 0) > MOST_ANSWER_BYTES:
@@ -192,5 +195,8 @@ def read_answer(response: http.client.HTTPResponse, started: float) -> Answer:
     if response.length:
         raise http.client.IncompleteRead(b"", response.length)
     seconds = time.monotonic() - started
-    names = {name.lower(): value for name, value in response.getheaders()}
-    return Answer(response.status, names, decode(raw), seconds)
+    names = {
+        name.lower(): without_token(value, token)
+        for name, value in response.getheaders()
+    }
+    return Answer(response.status, names, decode(raw, token), seconds)

@@ -33,6 +33,7 @@ class RawPost:
             "Content-Type: application/json\r\n"
             f"Content-Length: {len(self._body)}\r\n\r\n"
         ).encode()
+        self._token = token
         self._seconds = seconds
         self._failure = ""
         self._sent = time.monotonic()
@@ -86,7 +87,7 @@ class RawPost:
         )
         try:
             response.begin()
-            return read_answer(response, started)
+            return read_answer(response, started, self._token)
         except FAILURES as error:
             failure = self._failure or type(error).__name__
             return Answer(0, {}, None, time.monotonic() - started, failure)

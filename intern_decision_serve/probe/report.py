@@ -1,14 +1,13 @@
 """The report: conditions and findings as one document, written as JSON, Markdown, HTML.
 
-Whatever is written passes `without_token` first. Numbers never stand without the
-conditions they were measured under, and an interrupted run says so on top.
+Answers come without the token; what this side was told passes `without_token` as well.
+Numbers never stand without the conditions they were measured under, and an interrupted
+run says so on top.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import html
-import json
 import os
 import platform
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from .findings import Findings
+from .foreign import without_token
 from .session import Probe, Reply
 
 __all__ = [
@@ -152,17 +152,6 @@ def _section(section: Findings) -> dict[str, object]:
         "tables": [dataclasses.asdict(table) for table in section.tables],
         "facts": section.facts,
     }
-
-
-def without_token(text: str, token: str) -> str:
-    """The text with the token, should anything have echoed it, blotted out.
-
-    Also as JSON, HTML and a Markdown table would spell it.
-    """
-    in_json = json.dumps(token)[1:-1]
-    for spelling in {token, in_json, html.escape(token), token.replace("|", "\\|")}:
-        text = text.replace(spelling, "[token]")
-    return text
 
 
 def report_paths(stem: Path) -> list[Path]:
