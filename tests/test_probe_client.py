@@ -10,15 +10,17 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging_tools import find_tool
 from probe_fakes import TOKEN, serving
 
-from intern_decision_serve.probe import wire
+from intern_decision_serve.probe import rawpost, wire
 from intern_decision_serve.probe.client import Client, Tally
 from intern_decision_serve.probe.foreign import decode
 from intern_decision_serve.probe.rawpost import RawPost
@@ -236,6 +238,36 @@ def test_a_raw_post_can_hold_its_body_back() -> None:
     assert answer.status == 200
     assert nothing.named == "no answer TimeoutError"
     assert tally.unexpected() == 1
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [b" ", b"HTTP/1.1 100 Continue\r\n\r\n"],
+    ids=["body", "100 Continue"],
+)
+def test_a_raw_post_has_one_deadline_however_slowly_bytes_trickle(
+    piece: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look at the socket brings a piece and takes a second of a clock of ours."""
+    now = 1000.0
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" * (piece == b" ")
+
+    class Trickling(socket.socket):
+        def recv_into(self, buffer: Any, *_: Any) -> int:
+            nonlocal now, head
+            raw, head = head or piece, b""
+            buffer[: len(raw)] = raw
+            now += 1.0
+            return len(raw)
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(rawpost, "open_socket", lambda *_: Trickling())
+    posts = [RawPost(Target("http", "h", 1, ""), TOKEN, "/", BODY, 5.0) for _ in "ab"]
+    answers = [post.read(Tally(), expected=(), seconds=5.0) for post in posts]
+    for post in posts:
+        post.close()
+    assert [answer.code for answer in answers] == ["TimeoutError", "TimeoutError"]
+    assert now <= 1000.0 + 5.0 + 2.0  # the second was sent as early as the first
 
 
 def test_a_raw_post_to_nobody_is_a_failed_answer() -> None:
