@@ -21,7 +21,7 @@ from intern_decision_serve import probe
 from intern_decision_serve.probe import expect
 from intern_decision_serve.probe.client import read_answer
 from intern_decision_serve.probe.findings import Findings
-from intern_decision_serve.probe.foreign import decode
+from intern_decision_serve.probe.foreign import decode, to_json
 from intern_decision_serve.probe.markdown import to_markdown
 from intern_decision_serve.probe.page import to_html
 from intern_decision_serve.probe.report import Report, conditions, document
@@ -200,6 +200,66 @@ def test_text_of_a_server_is_never_markup() -> None:
     markdown = to_markdown(report)
     assert "| rule | **fail** | <script>alert(1)</script> \\| \\\\ |" in markdown
     assert "| <i> | – |" in markdown
+
+
+ESCAPES = "\x1b[2J\x1b]0;pwned\x07\r\nfake  pass all\x9b\u2028\u202e\x00\ud800"
+
+
+def hostile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server whose version, tops and error codes are control characters."""
+    plain = probe_fakes.to_bytes
+    monkeypatch.setattr(
+        probe_fakes,
+        "to_bytes",
+        lambda body: re.sub(
+            rb'"(0\.0-fake|unauthorized|not_found)"',
+            lambda _: json.dumps(ESCAPES).encode(),
+            plain(body),
+        ).replace(b'"top": "yes"', b'"top": "\\ud800"'),
+    )
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
+def test_text_of_a_server_moves_no_cursor_and_loses_no_report(
+    encoding: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hostile(monkeypatch)
+    monkeypatch.setenv("INTERN_DECISION_API_TOKEN", TOKEN)
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding) for _ in "ab")
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.stderr", err)
+    stem = str(tmp_path / "r-\udcff")
+    arguments = ["--out", stem, "--client", "\udcff–", "--sections", "control,limits"]
+    with serving() as fake:
+        assert probe.main([fake.url, *arguments]) == 1
+        monkeypatch.setenv("INTERN_DECISION_API_TOKEN", "another-token")
+        assert probe.main([fake.url, *arguments]) == 2
+    out.flush()
+    err.flush()
+    texts = [path.read_bytes().decode("utf-8") for path in tmp_path.iterdir()]
+    assert len(texts) == 3
+    texts += [stream.buffer.getvalue().decode(encoding) for stream in (out, err)]  # type: ignore[attr-defined]
+    for text in texts:
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e]", text)
+        assert "\nfake  pass all" not in text or text.startswith("<!doctype html>")
+    assert "\\u001b[2J\\u001b]0;pwned\\u0007\\u000d\\nfake  pass all" in texts[4]
+
+
+def test_the_json_holds_what_it_was_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hostile(monkeypatch)
+    monkeypatch.setenv("INTERN_DECISION_API_TOKEN", TOKEN)
+    with serving() as fake:
+        probe.main([fake.url, "--out", str(tmp_path / "r"), "--sections", "control"])
+    report = json.loads((tmp_path / "r.json").read_text("utf-8"))
+    assert report["health"]["version"] == ESCAPES
+
+
+def test_what_is_not_finite_is_null_in_json() -> None:
+    value = {"a": [float("inf"), (float("nan"), 1.5)], "b": {"c": -float("inf")}}
+    shown = json.loads(to_json(value), parse_constant=pytest.fail)
+    assert shown == {"a": [None, [None, 1.5]], "b": {"c": None}}
 
 
 def test_an_incomplete_report_says_so_everywhere() -> None:

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from .foreign import say
 from .options import parse_options, read_token
 from .run import EXIT_INTERRUPTED, EXIT_USAGE, Unusable, run
 
@@ -26,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
         token = read_token(options, os.environ)
         return run(options, token, sys.stdout, sys.stderr)
     except (ValueError, OSError, RecursionError, Unusable) as error:
-        sys.stderr.write(f"probe: {error}\n")
+        say(sys.stderr, f"probe: {error}")
         return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .findings import Findings
+from .foreign import to_json
 from .results import answer_part
 from .rows import canonical, digest
 from .samples import FIXED_SET_VERSION, filler, fixed_set
@@ -101,7 +102,7 @@ def record(probe: Probe, findings: Findings, path: Path) -> None:
     """Write what this server shows now."""
     observed = observe(probe)
     findings.facts["recorded"] = observed
-    path.write_text(json.dumps(observed, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    path.write_text(to_json(observed), "utf-8")
     findings.check(
         "recorded what to expect", True, f"{len(observed['answers'])} answers"
     )

@@ -1,16 +1,25 @@
-"""What others wrote: read with care, so that no answer can end a run.
+"""What others wrote: read and written with care, so that no text can end a run.
 
-Pure. It knows nothing of requests, and never decides what a good answer is.
+It knows nothing of requests, and never decides what a good answer is.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
+from typing import TextIO
 
-__all__ = ["decode", "without_token"]
+__all__ = ["decode", "plain", "say", "to_json", "without_token"]
 
 _MOST_LEVELS = 64  # of lists and objects; a report nests an answer, and must write it
+
+# What moves a cursor, breaks a line or turns the direction of reading: C0 but the line
+# feed, DEL, C1, the Unicode separators and bidirectional marks; and half characters.
+_CONTROL = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+    "\ud800-\udfff]"
+)
 
 
 def decode(raw: bytes, token: str) -> object:
@@ -40,6 +49,34 @@ def without_token(text: str, token: str) -> str:
     """
     text = text.replace(token, "[token]")
     return text.replace(token[:-1], "[token]") if len(token) > 7 else text
+
+
+def plain(text: str) -> str:
+    r"""The text with control characters as JSON spells them; only "\n" stays."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def say(stream: TextIO, line: str) -> None:
+    """Write one line to a terminal, whatever the line holds and the stream encodes."""
+    encoding = stream.encoding or "utf-8"
+    shown = plain(line).replace("\n", "\\n").encode(encoding, "backslashreplace")
+    stream.write(shown.decode(encoding) + "\n")
+
+
+def to_json(value: object) -> str:
+    """A JSON file's text: UTF-8 can hold it, and what is not finite is null."""
+    shown = json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False)
+    return plain(shown) + "\n"
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    return value
 
 
 def _blotted(document: object, token: str) -> object:

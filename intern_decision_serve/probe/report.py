@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from .findings import Findings
-from .foreign import without_token
+from .foreign import plain, without_token
 from .session import Probe, Reply
 
 __all__ = [
@@ -180,7 +180,7 @@ def write_reports(paths: Sequence[Path], texts: Sequence[str], token: str) -> No
     failed: OSError | None = None
     for path, text in zip(paths, texts, strict=True):
         try:
-            path.write_text(without_token(text, token), "utf-8")
+            path.write_text(plain(without_token(text, token)), "utf-8")
         except OSError as error:
             failed = failed or error
     if failed is not None:

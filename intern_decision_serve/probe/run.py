@@ -7,7 +7,6 @@ run and still writes what is there.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
@@ -24,6 +23,7 @@ from . import (
 )
 from .client import Client, Tally
 from .findings import FAIL, NOT_MEASURED, Findings
+from .foreign import say, to_json, without_token
 from .markdown import to_markdown
 from .page import to_html
 from .progress import Progress
@@ -34,7 +34,6 @@ from .report import (
     make_sure_of,
     now,
     report_paths,
-    without_token,
     write_reports,
 )
 from .rows import read_rows
@@ -178,7 +177,7 @@ def _write(
 ) -> None:
     texts = [
         to_markdown(report),
-        json.dumps(document(report), indent=2, ensure_ascii=False) + "\n",
+        to_json(document(report)),
         to_html(report),
     ]
     paths = report_paths(options.out)
@@ -186,8 +185,8 @@ def _write(
         write_reports(paths, texts, token)
     finally:
         for line in _verdict(report):
-            out.write(without_token(line, token) + "\n")
-    out.write("written: " + ", ".join(str(path) for path in paths) + "\n")
+            say(out, without_token(line, token))
+    say(out, "written: " + ", ".join(str(path) for path in paths))
 
 
 def _verdict(report: Report) -> Iterator[str]:
