@@ -193,6 +193,22 @@ def test_sections_run_in_their_own_order() -> None:
         ({"label": "maybe"}, "label 'maybe' is none of the option ids"),
         ({"options": None}, "line 2: "),
         ({"id": "r1"}, "line 2: id 'r1' is there twice"),
+        ({"id": None}, "line 2: id must be a string, not null"),
+        ({"id": 7}, "line 2: id must be a string, not 7"),
+        ({"question": None}, "line 2: question must be a string, not null"),
+        ({"question": {"a": 1}}, "line 2: question must be a string, not "),
+        (
+            {"options": [{"id": "a", "description": ["x"]}]},
+            "line 2: description must be a string, not ",
+        ),
+        (
+            {"options": [{"id": True, "description": "x"}]},
+            "line 2: id must be a string, not true",
+        ),
+        ({"options": ["yes"]}, "line 2: an option must be a JSON object"),
+        ({"options": [{"id": "a"}]}, "line 2: lacks 'description'"),
+        ({"label": ["yes"]}, "line 2: label .* is none of the option ids"),
+        ({"state": float("nan")}, "line 2: NaN is not JSON"),
     ],
 )
 def test_a_bad_row_names_its_line(
@@ -200,6 +216,22 @@ def test_a_bad_row_names_its_line(
 ) -> None:
     path = rows_file(tmp_path / "rows.jsonl", ROW, {**ROW, "id": "r2", **change})
     with pytest.raises(ValueError, match=words):
+        read_rows(path)
+
+
+def test_a_row_may_hold_what_json_does_not_break_at(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    state = "one\u2028two\u2029three\x85four\x0b\x1c\x7f"
+    row = json.dumps({**ROW, "state": state}, ensure_ascii=False)
+    path.write_text(f"{row[:-1]}\r}}\r\n\n{json.dumps({**ROW, 'id': 'r2'})}\n", "utf-8")
+    first, second = read_rows(path)
+    assert (first.state, second.id) == (state, "r2")
+
+
+def test_rows_in_another_encoding_name_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes('{"id": "Tür"}'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"rows\.jsonl is not UTF-8: "):
         read_rows(path)
 
 

@@ -75,13 +75,21 @@ def _decision(
 
 
 def read_rows(path: Path) -> tuple[Row, ...]:
-    """Read a JSONL file of `{id, state, question, options, label}` rows."""
+    """Read a JSONL file of `{id, state, question, options, label}` rows.
+
+    ValueError names the file, the line and what is wrong with it.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8")  # read_text() turns "\r" into "\n"
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error}") from None
     rows: dict[str, Row] = {}
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+    # Not splitlines(): a JSON string may hold U+2028, U+0085 and others it splits at.
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            row = _read_row(json.loads(line))
+            row = _read_row(json.loads(line, parse_constant=_refuse_constant))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
             raise ValueError(f"{path}, line {number}: {what}") from None
@@ -97,14 +105,30 @@ def _read_row(document: object) -> Row:
     """One row of the file; KeyError, TypeError or ValueError for a bad one."""
     if not isinstance(document, dict):
         raise ValueError("a row must be a JSON object")
-    options = tuple((str(o["id"]), str(o["description"])) for o in document["options"])
+    options = tuple(
+        (_string(option, "id"), _string(option, "description"))
+        for option in document["options"]
+    )
     label = document.get("label")
     if label is not None and label not in [option_id for option_id, _ in options]:
         raise ValueError(f"label {label!r} is none of the option ids")
     return Row(
-        id=str(document["id"]),
+        id=_string(document, "id"),
         state=document["state"],
-        question=str(document["question"]),
+        question=_string(document, "question"),
         options=options,
         label=label,
     )
+
+
+def _string(document: object, name: str) -> str:
+    if not isinstance(document, dict):
+        raise ValueError("an option must be a JSON object")
+    value = document[name]
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a string, not {json.dumps(value)[:40]}")
+    return value
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
