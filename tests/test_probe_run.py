@@ -468,6 +468,15 @@ def test_progress_is_for_terminals_only(fake: FakeServer) -> None:
     assert pipe.getvalue() == ""
 
 
+def test_progress_shows_every_step_however_soon_it_comes() -> None:
+    terminal = Terminal()
+    progress = Progress(terminal)
+    for step in ("one", "two", "the long one"):
+        progress.step(step)
+    shown = [line.strip() for line in terminal.getvalue().split("\r")[1:]]
+    assert [line.split("s  ")[1] for line in shown] == ["one", "two", "the long one"]
+
+
 def test_progress_cuts_long_lines() -> None:
     terminal = Terminal()
     Progress(terminal).step("x" * 500)

@@ -7,7 +7,6 @@ from typing import TextIO
 
 __all__ = ["Progress"]
 
-_EVERY_SECONDS = 0.1
 _WIDTH = 78
 
 
@@ -17,15 +16,13 @@ class Progress:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._shown = stream.isatty()
-        self._last = 0.0
         self._started = time.monotonic()
 
     def step(self, text: str) -> None:
-        """Say what is going on, at most ten times a second."""
-        now = time.monotonic()
-        if self._shown and now - self._last >= _EVERY_SECONDS:
-            self._last = now
-            line = f"{now - self._started:5.0f} s  {text}"[:_WIDTH]
+        """Say what is going on; each step is written, since the next may be long."""
+        if self._shown:
+            seconds = time.monotonic() - self._started
+            line = f"{seconds:5.0f} s  {text}"[:_WIDTH]
             self._stream.write(f"\r{line:<{_WIDTH}}")
             self._stream.flush()
 
