@@ -84,7 +84,7 @@ def test_an_address_is_read(url: str, shown: str) -> None:
 @pytest.mark.parametrize(
     "url",
     ["host:8100", "ftp://host", "http://", "http://u:p@host", "http://host/?q=1",
-     "http://host:99999"],
+     "http://host:99999", "http://127.0.0.1:0"],
 )  # fmt: skip
 def test_a_bad_address_is_refused(url: str) -> None:
     with pytest.raises(ValueError):
@@ -268,6 +268,14 @@ def test_a_raw_post_has_one_deadline_however_slowly_bytes_trickle(
         post.close()
     assert [answer.code for answer in answers] == ["TimeoutError", "TimeoutError"]
     assert now <= 1000.0 + 5.0 + 2.0  # the second was sent as early as the first
+
+
+def test_a_raw_post_names_an_ipv6_host_as_a_url_does() -> None:
+    with answering() as (target, _):
+        pass
+    post = RawPost(Target("http", "::1", target.port, ""), TOKEN, "/", BODY, 5.0)
+    post.close()
+    assert f"\r\nHost: [::1]:{target.port}\r\n".encode() in post._head
 
 
 def test_a_raw_post_to_nobody_is_a_failed_answer() -> None:

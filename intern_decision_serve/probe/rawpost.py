@@ -28,7 +28,7 @@ class RawPost:
         self._body = json.dumps(body).encode()
         self._head = (
             f"POST {target.prefix}{path} HTTP/1.1\r\n"
-            f"Host: {target.host}:{target.port}\r\n"
+            f"Host: {target.authority}\r\n"
             f"Authorization: Bearer {token}\r\n"
             "Content-Type: application/json\r\n"
             f"Content-Length: {len(self._body)}\r\n\r\n"

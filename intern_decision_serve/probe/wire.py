@@ -49,10 +49,15 @@ class Target:
     prefix: str
 
     @property
+    def authority(self) -> str:
+        """Host and port, as a URL and the Host header spell them."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
     def url(self) -> str:
         """The address a report may show."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}{self.prefix}"
+        return f"{self.scheme}://{self.authority}{self.prefix}"
 
 
 def parse_target(url: str) -> Target:
@@ -64,6 +69,8 @@ def parse_target(url: str) -> Target:
         raise ValueError("the address must carry no user or password")
     if parts.query or parts.fragment:
         raise ValueError(f"{url!r} must end with the host, the port or a path")
+    if parts.port == 0:
+        raise ValueError(f"{url!r} must name a port from 1 on, or none")
     port = parts.port or (443 if parts.scheme == "https" else 80)
     return Target(parts.scheme, parts.hostname, port, parts.path.rstrip("/"))
 
