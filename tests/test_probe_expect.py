@@ -99,6 +99,7 @@ def test_changed_answers_are_named_with_their_question(any_ratio: None) -> None:
 RATIO = "latency ratio long over short: expected 4.00, within a factor of 2, is "
 ONLY_THE_HASH = "same tops and probabilities, but its hash differs (tokens or prompt)"
 OBSERVED: dict[str, Any] = {
+    "server_version": "0.2",
     "pins": {"revision": "r", "device": "cpu"},
     "limits": {"max_tokens": 8192},
     "names": {"readout": "softmax"},
@@ -125,6 +126,10 @@ def changed(**parts: Any) -> dict[str, Any]:
                 'pin device: expected "cpu", is absent',
                 'pin dtype: expected absent, is "bf16"',
             ],
+        ),
+        (
+            changed(server_version="0.3"),
+            ['server version: expected "0.2", is "0.3"'],
         ),
         (changed(names={}), ['name readout: expected "softmax", is absent']),
         (
@@ -190,6 +195,54 @@ def test_another_file_is_refused_before_any_question(
     Path("e.json").write_text(text, "utf-8")
     assert expectation("http://127.0.0.1:1", "--expect", "e.json") == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"pins": "none"}, "pins must be an object"),
+        ({"limits": []}, "limits must be an object"),
+        ({"names": 1}, "names must be an object"),
+        ({"answers": None}, "answers must be an object"),
+        ({"ratios": None}, "ratios must be an object"),
+        ({"answers": {"plain": "x"}}, "answer plain must hold sha256 and"),
+        ({"answers": {"plain": {"sha256": "x"}}}, "answer plain must hold sha256 and"),
+        (
+            {"answers": {"plain": {"sha256": "x", "says": {"d": ["yes"]}}}},
+            "answer plain must hold sha256 and",
+        ),
+        ({"ratios": {"a": 0}}, "ratio a must be a number over 0"),
+        ({"ratios": {"a": -2.0}}, "ratio a must be a number over 0"),
+        ({"ratios": {"a": True}}, "ratio a must be a number over 0"),
+        ({"ratios": {"a": float("nan")}}, "ratio a must be a number over 0"),
+        ({"ratio_tolerance": 0}, "ratio_tolerance must be a number from 1 on"),
+        ({"ratio_tolerance": 0.5}, "ratio_tolerance must be a number from 1 on"),
+        ({"ratio_tolerance": "2"}, "ratio_tolerance must be a number from 1 on"),
+        ({"ratio_tolerance": float("inf")}, "ratio_tolerance must be a number from"),
+    ],
+)
+def test_a_file_edited_out_of_shape_is_told_as_one(
+    parts: dict[str, Any], words: str
+) -> None:
+    whole = {
+        "format": expect.FORMAT,
+        "fixed_set": expect.FIXED_SET_VERSION,
+        **changed(**parts),
+    }
+    Path("e.json").write_text(json.dumps(whole), "utf-8")
+    with pytest.raises(ValueError, match=rf"^e\.json: {words}"):
+        expect.read_expected(Path("e.json"))
+
+
+@pytest.mark.parametrize("part", ["pins", "limits", "names", "answers", "ratios"])
+def test_a_file_that_lacks_a_part_is_told_as_one(part: str) -> None:
+    whole = {"format": expect.FORMAT, "fixed_set": expect.FIXED_SET_VERSION, **OBSERVED}
+    Path("e.json").write_text(json.dumps(whole), "utf-8")
+    assert expect.read_expected(Path("e.json")) == whole
+    del whole[part]
+    Path("e.json").write_text(json.dumps(whole), "utf-8")
+    with pytest.raises(ValueError, match=f"{part} must be an object"):
+        expect.read_expected(Path("e.json"))
 
 
 def test_a_missing_file_is_exit_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,13 +1,15 @@
 """What a caller relies on, as a file: recorded once, compared before each use.
 
-A recorded file holds pins, limits, the prompt's and the readout's names, the hash of
-each answer to the fixed set, and latency ratios; never a time of its own, since another
-machine's clock proves nothing. Each difference is one line that names both sides.
+A recorded file holds the server's version, pins, limits, the prompt's and the readout's
+names, the hash of each answer to the fixed set, and latency ratios; never a time of its
+own, since another machine's clock proves nothing. Each difference is one line that
+names both sides.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,7 +111,7 @@ def record(probe: Probe, findings: Findings, path: Path) -> None:
 
 
 def read_expected(path: Path) -> Reply:
-    """A recorded file; ValueError for anything else."""
+    """A recorded file, whole enough to compare; ValueError for anything else."""
     try:
         expected = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError):
@@ -118,7 +120,41 @@ def read_expected(path: Path) -> Reply:
         raise ValueError(f"{path} is not an expectation of this probe")
     if expected.get("fixed_set") != FIXED_SET_VERSION:
         raise ValueError(f"{path} was recorded with another fixed set: record it again")
+    wrong = next(_wrong_parts(expected), None)
+    if wrong is not None:
+        raise ValueError(f"{path}: {wrong}")
     return expected
+
+
+def _wrong_parts(expected: Reply) -> Iterator[str]:
+    """What `compare` could not read, so that a hand-edited file is told as one."""
+    for part in ("pins", "limits", "names", "answers", "ratios"):
+        may_be_null = part in ("pins", "limits", "names")
+        if not isinstance(expected.get(part, 0), dict | None if may_be_null else dict):
+            yield f"{part} must be an object"
+            return
+    for name, answer in expected["answers"].items():
+        if not _is_answer(answer):
+            yield f"answer {name} must hold sha256 and what it says"
+    for name, ratio in expected["ratios"].items():
+        if not _is_number(ratio) or not 0 < ratio < math.inf:
+            yield f"ratio {name} must be a number over 0"
+    tolerance = expected.get("ratio_tolerance", _TOLERANCE)
+    if not _is_number(tolerance) or not 1 <= tolerance < math.inf:
+        yield "ratio_tolerance must be a number from 1 on"
+
+
+def _is_answer(answer: object) -> bool:
+    if not isinstance(answer, dict) or not isinstance(answer.get("says"), dict):
+        return False
+    return isinstance(answer.get("sha256"), str) and all(
+        isinstance(said, list) and len(said) == 2 and _is_number(said[1])
+        for said in answer["says"].values()
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def expect(probe: Probe, findings: Findings, expected: Reply) -> list[str]:
@@ -141,6 +177,12 @@ def expect(probe: Probe, findings: Findings, expected: Reply) -> list[str]:
 
 def compare(expected: Reply, observed: Reply) -> Iterator[str]:
     """Name each difference that a caller should know of."""
+    if "server_version" in expected:
+        yield from _compare_values(
+            "server",
+            {"version": expected["server_version"]},
+            {"version": observed.get("server_version")},
+        )
     for part, word in (("pins", "pin"), ("limits", "limit"), ("names", "name")):
         yield from _compare_values(word, expected[part] or {}, observed[part] or {})
     yield from _compare_answers(expected["answers"], observed["answers"])
