@@ -96,6 +96,21 @@ def test_changed_answers_are_named_with_their_question(any_ratio: None) -> None:
     assert all(line.startswith("answer ") for line in found)
 
 
+@pytest.mark.parametrize(
+    ("seen", "status"), [([9.0, 9.0, 3.0], 0), ([3.0], 0), ([9.0, 9.0, 9.0], 1)]
+)
+def test_a_ratio_is_measured_again_before_it_is_a_difference(
+    seen: list[float], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = iter([4.0, *seen])
+    monkeypatch.setattr(expect, "_ratios", lambda _: {"a": next(measured)})
+    with serving() as fake:
+        assert expectation(fake.url, "--record", "e.json") == 0
+        assert expectation(fake.url, "--expect", "e.json") == status
+    assert next(measured, None) is None
+    assert len(differences()) == status
+
+
 RATIO = "latency ratio long over short: expected 4.00, within a factor of 2, is "
 ONLY_THE_HASH = "same tops and probabilities, but its hash differs (tokens or prompt)"
 OBSERVED: dict[str, Any] = {

@@ -34,6 +34,7 @@ _LIMITS = (
 )  # fmt: skip
 _NAMES = ("prompt_version", "readout", "probability_status")
 _ROUNDS = 7
+_SECOND_LOOKS = 2  # at the ratios, before one is a difference
 _LONG_WORDS = 400
 _SHORT_WORDS = 40
 
@@ -160,6 +161,9 @@ def _is_number(value: object) -> bool:
 def expect(probe: Probe, findings: Findings, expected: Reply) -> list[str]:
     """Compare the server with a recorded file; the differences, one line each."""
     observed = observe(probe)
+    for _ in range(_SECOND_LOOKS):  # a neighbour's work passes, a slower server stays
+        if any(_compare_ratios(expected, observed["ratios"])):
+            observed["ratios"] = _ratios(probe)
     differences = list(compare(expected, observed))
     findings.facts["observed"] = observed
     findings.facts["differences"] = differences
@@ -186,9 +190,13 @@ def compare(expected: Reply, observed: Reply) -> Iterator[str]:
     for part, word in (("pins", "pin"), ("limits", "limit"), ("names", "name")):
         yield from _compare_values(word, expected[part] or {}, observed[part] or {})
     yield from _compare_answers(expected["answers"], observed["answers"])
+    yield from _compare_ratios(expected, observed["ratios"])
+
+
+def _compare_ratios(expected: Reply, ratios: Reply) -> Iterator[str]:
     tolerance = float(expected.get("ratio_tolerance", _TOLERANCE))
     for name, ratio in expected["ratios"].items():
-        now = observed["ratios"].get(name)
+        now = ratios.get(name)
         if now is None or not 1 / tolerance <= now / ratio <= tolerance:
             shown = "not measured" if now is None else f"{now:.2f}"
             yield (
