@@ -228,7 +228,7 @@ def test_text_of_a_server_moves_no_cursor_and_loses_no_report(
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding) for _ in "ab")
     monkeypatch.setattr("sys.stdout", out)
     monkeypatch.setattr("sys.stderr", err)
-    stem = str(tmp_path / "r-\udcff")
+    stem = str(tmp_path / "r–\udcff")
     arguments = ["--out", stem, "--client", "\udcff–", "--sections", "control,limits"]
     with serving() as fake:
         assert probe.main([fake.url, *arguments]) == 1
@@ -252,8 +252,13 @@ def test_the_json_holds_what_it_was_told(
     monkeypatch.setenv("INTERN_DECISION_API_TOKEN", TOKEN)
     with serving() as fake:
         probe.main([fake.url, "--out", str(tmp_path / "r"), "--sections", "control"])
+        monkeypatch.setattr(expect, "_ROUNDS", 1)
+        out = ["--out", str(tmp_path / "s"), "--record", str(tmp_path / "e.json")]
+        assert probe.main([fake.url, *out]) == 0
     report = json.loads((tmp_path / "r.json").read_text("utf-8"))
     assert report["health"]["version"] == ESCAPES
+    recorded = json.loads((tmp_path / "e.json").read_text("utf-8"))
+    assert recorded["server_version"] == ESCAPES
 
 
 def test_what_is_not_finite_is_null_in_json() -> None:
