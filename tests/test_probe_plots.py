@@ -63,6 +63,7 @@ def test_every_plot_is_one_well_formed_element_inside_its_box(svg: str) -> None:
         (0, 5, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
         (float("nan"), 5, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
         (12000, 5, [0, 2500, 5000, 7500, 10000, 12500]),
+        (0.0006, 5, [0, 0.002]),  # no digits that the margin has no room for
     ],
 )
 def test_ticks_are_round_and_reach_the_top(

@@ -23,6 +23,7 @@ __all__ = [
 _WIDTH, _HEIGHT = 470, 290
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 88, 14, 50
 _LABEL_STEP = 15  # the least distance of two labels, in pixels
+_LEAST_HIGH = 0.01  # of an axis: smaller ticks have more digits than there is room for
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ def nice_ticks(high: float, count: int = 5) -> list[float]:
     """Round steps from 0 to the first one at or over `high`."""
     if not math.isfinite(high) or high <= 0:
         high = 1.0
-    rough = high / count
+    rough = max(high, _LEAST_HIGH) / count
     power = 10 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
     return [step * place for place in range(math.ceil(high / step - 1e-9) + 1)]
