@@ -69,6 +69,9 @@ FAULTS = {
 }
 
 
+_UP_SECONDS = 1000.0  # the age of a server when a test meets it
+
+
 @dataclass(slots=True)
 class FakeServer:
     """What the handler threads share; `faults` are names out of FAULTS."""
@@ -95,6 +98,11 @@ class FakeServer:
     places: threading.Lock = field(default_factory=threading.Lock)
     scoring: threading.Lock = field(default_factory=threading.Lock)
     port: int = 0
+
+    def restart(self) -> None:
+        """Be another process: away for three looks at /health, then young."""
+        self.stopping_looks = 3
+        self.started = time.monotonic()
 
     @property
     def url(self) -> str:
@@ -390,12 +398,13 @@ def serving(*faults: str, **settings: Any) -> Iterator[FakeServer]:
     fake = FakeServer(faults=frozenset(faults), **settings)
     assert fake.faults <= FAULTS
     with serving_again(fake):
+        fake.started -= _UP_SECONDS
         yield fake
 
 
 @contextmanager
 def serving_again(fake: FakeServer) -> Iterator[None]:
-    """The same server on its old port, or on a new one the first time."""
+    """The same server, started anew, on its old port or the first time on a new one."""
     server = _Server(("127.0.0.1", fake.port), _Handler)
     server.fake = fake
     fake.port = server.server_address[1]

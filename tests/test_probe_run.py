@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probe_fakes import TOKEN, FakeServer, serving, serving_again
+from probe_fakes import TOKEN, FakeServer, serving
 
 import intern_decision_serve
 from intern_decision_serve import probe
-from intern_decision_serve.probe import expect, options, repeat
+from intern_decision_serve.probe import expect, options
 from intern_decision_serve.probe.progress import Progress
 from intern_decision_serve.probe.rows import read_rows
 from intern_decision_serve.probe.run import run
@@ -377,80 +377,6 @@ def test_an_interrupt_writes_what_is_there_and_is_exit_130(tmp_path: Path) -> No
     assert len(document["sections"][0]["facts"]["rows"]) == 24
     assert "**Incomplete: " in (tmp_path / "cut.md").read_text("utf-8")
     assert "Incomplete, interrupted" in (tmp_path / "cut.html").read_text("utf-8")
-
-
-def test_a_restart_is_waited_for_and_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeat, "_POLL_SECONDS", 0.005)
-    status: list[int] = []
-
-    def work(url: str) -> None:
-        arguments = ["--sections", "repeat", "--repeats", "2", "--wait-restart", "30"]
-        status.append(probe.main([url, *arguments]))
-
-    with serving() as server:
-        thread = threading.Thread(target=work, args=(server.url,))
-        thread.start()
-        while server.looks < 4:  # one to open, one before the wait, two in it
-            assert thread.is_alive()
-    with serving_again(server):
-        thread.join(30)
-    assert status == [0]
-    document = json.loads(Path("probe-report.json").read_text("utf-8"))
-    [check] = [
-        check
-        for check in document["sections"][0]["checks"]
-        if check["rule"] == "the same answers after a restart"
-    ]
-    assert check["outcome"] == "pass"
-
-
-def test_a_restart_as_soon_as_it_is_asked_for_is_seen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(repeat, "_POLL_SECONDS", 0.005)
-
-    class Restarter(io.StringIO):
-        """Restarts the server before the line that asks for it was written."""
-
-        def write(self, text: str) -> int:
-            if "restart the server now" in text:
-                server.stopping_looks = 3
-            return super().write(text)
-
-    with serving() as server:
-        monkeypatch.setattr(sys, "stderr", Restarter())
-        arguments = ["--sections", "repeat", "--repeats", "1", "--wait-restart", "30"]
-        assert probe.main([server.url, *arguments]) == 0
-    document = json.loads(Path("probe-report.json").read_text("utf-8"))
-    outcomes = {
-        check["rule"]: check["outcome"] for check in document["sections"][0]["checks"]
-    }
-    assert outcomes["the same answers after a restart"] == "pass"
-
-
-def test_other_answers_after_a_restart_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeat, "_POLL_SECONDS", 0.005)
-    status: list[int] = []
-
-    def work(url: str) -> None:
-        arguments = ["--sections", "repeat", "--repeats", "1", "--wait-restart", "30"]
-        status.append(probe.main([url, *arguments]))
-
-    with serving() as server:
-        thread = threading.Thread(target=work, args=(server.url,))
-        thread.start()
-        while server.looks < 4:
-            assert thread.is_alive()
-    server.seed = "another checkpoint"
-    with serving_again(server):
-        thread.join(30)
-    assert status == [1]
-
-
-def test_no_restart_is_not_measured(fake: FakeServer) -> None:
-    arguments = ["--sections", "repeat", "--repeats", "1", "--wait-restart", "0.05"]
-    assert probe.main([fake.url, *arguments]) == 0
-    assert "no restart was seen" in Path("probe-report.md").read_text("utf-8")
 
 
 class Terminal(io.StringIO):

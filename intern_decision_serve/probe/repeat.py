@@ -1,16 +1,16 @@
 """A-vs-A stability: the same questions again, alone, in company, after a restart.
 
-Answers are compared bit for bit, clocks left out. It never restarts anything itself: it
-waits for somebody to, when told to.
+Answers are compared bit for bit, clocks left out. It never restarts anything itself:
+`restart` waits for somebody to, when told to.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 
 from .client import Client
 from .findings import Findings
+from .restart import check_restarted, wait_for_restart
 from .results import in_short, same_answer
 from .rows import Document
 from .samples import fixed_set
@@ -22,7 +22,6 @@ NAME = "repeat"
 TITLE = "Repeat stability (A against A)"
 
 _COMPANY = 4  # clients that ask the same at once
-_POLL_SECONDS = 0.1
 
 Question = tuple[str, str, Document]
 
@@ -105,12 +104,12 @@ def _after_restart(
     wait: float,
 ) -> None:
     rule = "the same answers after a restart"
-    age = _age(probe.read_health())  # before anybody is told to restart it
-    sys.stderr.write(f"probe: restart the server now (waiting {wait:.0f} s)\n")
     started = time.monotonic()
-    if not _wait_for_restart(probe, age, wait):
+    health = wait_for_restart(probe, wait)
+    if health is None:
         findings.skip(rule, f"no restart was seen within {wait:.0f} s")
         return
+    check_restarted(probe, findings, health)
     again = [probe.ask(path, body) for _, path, body in questions]
     changed = _changed(questions, first, again)
     seconds = time.monotonic() - started
@@ -124,26 +123,3 @@ def _after_restart(
         or f"{len(questions)} answers identical, {seconds:.0f} s later"
     )
     findings.check(rule, not changed, seen)
-
-
-def _wait_for_restart(probe: Probe, before: float, wait: float) -> bool:
-    """Watch `/health` until it has been away (or grew younger) and is back."""
-    ends = time.monotonic() + wait
-    away = False
-    while time.monotonic() < ends:
-        probe.progress.step("repeat: waiting for a restart")
-        answer = probe.client.get("/health", expected=(0, 200, 502, 503))
-        if answer.status != 200 or not isinstance(answer.document, dict):
-            away = True
-        elif away or _age(answer.document) < before:
-            return True
-        else:
-            before = _age(answer.document)
-        time.sleep(_POLL_SECONDS)
-    return False
-
-
-def _age(health: Reply) -> float:
-    """What only grows while a server lives, where `/health` reports it."""
-    age = health.get("uptime_seconds")
-    return float(age) if isinstance(age, int | float) else 0.0
