@@ -68,6 +68,13 @@ def control_facts(stem: str) -> dict[str, Any]:
         (["http://h", "--samples", "0"], "is not a whole number from 1 on"),
         (["http://h", "--seconds", "nan"], "is not a number of seconds over 0"),
         (["http://h", "--token", TOKEN], "unrecognized arguments: --token"),
+        (["http://h", "--sections", "repeat", "--compare", "f"], "--compare needs"),
+        (["http://h", "--expect", "e", "--compare", "f"], "--compare needs control"),
+        (["http://h", "--record", "e", "--rows", "f"], "--rows needs control or"),
+        (
+            ["http://h", "--sections", "control", "--wait-restart", "9"],
+            "--wait-restart needs repeat among the sections",
+        ),
     ],
 )
 def test_bad_usage_is_exit_2(
@@ -282,7 +289,8 @@ def test_compare_sets_rows_against_an_earlier_run(fake: FakeServer) -> None:
         "identical": 24,
         "numerically different": 0,
         "label moved": 0,
-        "not comparable": 0,
+        "only in this run": 0,
+        "only in the earlier run": 0,
         "largest": 0.0,
     }
 
@@ -306,9 +314,34 @@ def test_compare_names_a_moved_label_and_fails(
         "identical": 21,
         "numerically different": 1,
         "label moved": 1,
-        "not comparable": 1,
+        "only in this run": 1,
+        "only in the earlier run": 1,
     }
     assert "built-in-01: nothing -> " in capsys.readouterr().out
+
+
+def test_compare_with_no_row_in_common_fails(
+    fake: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = rows_file(tmp_path / "rows.jsonl", ROW)
+    arguments = [fake.url, "--sections", "control"]
+    probe.main([*arguments, "--out", "one"])
+    arguments += ["--rows", str(rows), "--compare", "one.json", "--out", "two"]
+    assert probe.main(arguments) == 1
+    compared = control_facts("two")["compare"]
+    assert (compared["only in this run"], compared["only in the earlier run"]) == (
+        1,
+        24,
+    )
+    assert "no label moved since the earlier run (0 rows compared)" in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize("section", ["control", "orderings", "calibration"])
+def test_rows_go_with_each_section_that_reads_them(section: str) -> None:
+    arguments = ["http://h", "--rows", "f", "--sections", section]
+    assert options.parse_options(arguments).rows == Path("f")
 
 
 def test_compare_with_another_file_is_refused_before_any_question(

@@ -148,26 +148,33 @@ def _compare(
     """Set every row against the earlier run's: identical, different, moved."""
     moved: list[str] = []
     counts = dict.fromkeys(("identical", "numerically different", "label moved"), 0)
-    other = 0
     largest = 0.0
-    for answer in answers:
-        before = earlier.get(answer["id"])
+    pairs = [(earlier.get(answer["id"]), answer) for answer in answers]
+    for before, answer in pairs:
         if before is None or before["row_sha256"] != answer["row_sha256"]:
-            other += 1
-        elif before["top"] != answer["top"]:
+            continue
+        if before["top"] != answer["top"]:
             counts["label moved"] += 1
             moved.append(f"{answer['id']}: {before['top']} -> {answer['top']}")
         else:
             step = _largest_step(before, answer)
             largest = max(largest, step)
             counts["numerically different" if step else "identical"] += 1
-    findings.facts["compare"] = {**counts, "not comparable": other, "largest": largest}
+    compared = sum(counts.values())
+    alone = {
+        "only in this run": len(answers) - compared,
+        "only in the earlier run": len(earlier) - compared,
+    }
+    findings.facts["compare"] = {**counts, **alone, "largest": largest}
     findings.table(
         "Against the earlier run",
-        (*counts, "not in both runs", "largest step of a probability"),
-        [(*counts.values(), other, f"{largest:.3g}")],
+        (*counts, *alone, "largest step of a probability"),
+        [(*counts.values(), *alone.values(), f"{largest:.3g}")],
+        "A row is in both where its id and all that was asked are the same.",
     )
-    findings.check("no label moved since the earlier run", not moved, in_short(moved))
+    seen = in_short(moved) or f"{compared} rows compared"
+    findings.check("no label moved since the earlier run", compared > 0 and not moved,
+                   seen)  # fmt: skip
 
 
 def _largest_step(before: Reply, answer: Reply) -> float:

@@ -36,6 +36,7 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
         )
     options = parser.parse_args(argv)
     _settle(options)
+    _refuse_unused(parser, options)
     return options
 
 
@@ -44,6 +45,26 @@ def _settle(options: argparse.Namespace) -> None:
     if options.sections is None:
         only = options.record is not None or options.expect is not None
         options.sections = () if only else SECTIONS
+
+
+# What only some sections read: asked for without them, it would be dropped in silence.
+_READ_BY = {
+    "compare": ("control",),
+    "rows": ("control", "orderings", "calibration"),
+    "wait_restart": ("repeat",),
+}
+
+
+def _refuse_unused(
+    parser: argparse.ArgumentParser, options: argparse.Namespace
+) -> None:
+    """SystemExit(2) for an option that no chosen section reads."""
+    for name, readers in _READ_BY.items():
+        if getattr(options, name) is not None and not set(readers) & set(
+            options.sections
+        ):
+            option = "--" + name.replace("_", "-")
+            parser.error(f"{option} needs {' or '.join(readers)} among the sections")
 
 
 def _url(text: str) -> str:
