@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .findings import Findings
 from .plots import reliability_plot
+from .refusals import report_unanswered
 from .session import Probe
 from .statistics import (
     Bin,
@@ -15,6 +16,7 @@ from .statistics import (
     mean,
     reliability_bins,
 )
+from .unfinished import reporting
 
 __all__ = ["NAME", "TITLE", "measure"]
 
@@ -28,23 +30,30 @@ def measure(probe: Probe, findings: Findings) -> None:
     if not rows:
         findings.skip("calibration", "no row has a label")
         return
+    findings.conditions = f"{len(rows)} labelled rows ({probe.rows_source})."
     forecasts: list[tuple[list[float], int]] = []
     outcomes: list[tuple[float, bool]] = []
-    for number, row in enumerate(rows, start=1):
-        probe.progress.step(f"calibration: row {number} of {len(rows)}")
-        result = probe.score_row(row)
-        shares: list[float] = result["probabilities"]
-        forecasts.append((shares, result["option_ids"].index(row.label)))
-        outcomes.append((max(shares), result["top"] == row.label))
-    findings.conditions = f"{len(rows)} labelled rows ({probe.rows_source})."
-    _report(findings, forecasts, outcomes)
+    with reporting(lambda: _report(probe, findings, forecasts, outcomes)):
+        for number, row in enumerate(rows, start=1):
+            probe.progress.step(f"calibration: row {number} of {len(rows)}")
+            result = probe.try_row(row)
+            if result is None:
+                continue
+            shares: list[float] = result["probabilities"]
+            forecasts.append((shares, result["option_ids"].index(row.label)))
+            outcomes.append((max(shares), result["top"] == row.label))
 
 
 def _report(
+    probe: Probe,
     findings: Findings,
     forecasts: list[tuple[list[float], int]],
     outcomes: list[tuple[float, bool]],
 ) -> None:
+    report_unanswered(findings, probe.token, "row", probe.refused)
+    if not forecasts:
+        findings.skip("calibration", "no labelled row was answered")
+        return
     bands = reliability_bins(outcomes)
     uniform = [([1 / len(shares)] * len(shares), truth) for shares, truth in forecasts]
     facts = {

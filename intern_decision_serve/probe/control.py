@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from .client import Answer
 from .findings import Findings
+from .refusals import report_unanswered
 from .results import in_short, problems
 from .rows import Row
 from .session import Probe, Reply
 from .statistics import Interval, wilson
+from .unfinished import reporting
 
 __all__ = ["NAME", "TITLE", "earlier_rows", "measure", "percent"]
 
@@ -34,21 +37,31 @@ def measure(probe: Probe, findings: Findings) -> None:
         f"{len(probe.rows)} rows ({probe.rows_source}), one decision per request, "
         "one ordering."
     )
-    found: list[str] = []
     answers: list[Reply] = []
     findings.facts["rows"] = answers
-    for number, row in enumerate(probe.rows, start=1):
-        probe.progress.step(f"control: row {number} of {len(probe.rows)}")
-        result = probe.score_row(row)
-        found += [f"{row.id}: {text}" for text in problems(row.request(), result)]
-        answers.append(_answer(row, result))
+    found: list[str] = []
+    with reporting(lambda: _report(probe, findings, answers, found)):
+        for number, row in enumerate(probe.rows, start=1):
+            probe.progress.step(f"control: row {number} of {len(probe.rows)}")
+            result = probe.try_row(row)
+            if result is not None:
+                found += [
+                    f"{row.id}: {text}" for text in problems(row.request(), result)
+                ]
+                answers.append(_answer(row, result))
+    _negative(probe, findings)
+
+
+def _report(
+    probe: Probe, findings: Findings, answers: list[Reply], found: list[str]
+) -> None:
+    report_unanswered(findings, probe.token, "row", probe.refused)
     seen = in_short(found) or f"{len(answers)} results"
     findings.check("every result is the contract's", not found, seen)
     _report_accuracy(findings, answers)
     _report_rows(findings, answers)
     if probe.options.compare is not None:
         _compare(findings, earlier_rows(probe.options.compare), answers)
-    _negative(probe, findings)
 
 
 def _answer(row: Row, result: Reply) -> Reply:
@@ -68,7 +81,7 @@ def _answer(row: Row, result: Reply) -> Reply:
 def _report_accuracy(findings: Findings, answers: list[Reply]) -> None:
     labelled = [answer for answer in answers if answer["label"] is not None]
     if not labelled:
-        findings.skip("accuracy", "no row has a label")
+        findings.skip("accuracy", "no row that was answered has a label")
         return
     right = sum(answer["top"] == answer["label"] for answer in labelled)
     interval = wilson(right, len(labelled))
@@ -105,24 +118,41 @@ def _report_rows(findings: Findings, answers: list[Reply]) -> None:
 
 def _negative(probe: Probe, findings: Findings) -> None:
     """Rotate the descriptions one place: does the top follow its description?"""
-    follows = stays = elsewhere = 0
-    for number, row in enumerate(probe.rows, start=1):
-        probe.progress.step(f"negative control: row {number} of {len(probe.rows)}")
-        before = probe.score_row(row)["top"]
-        after = probe.ask("/decide", row.rotated())["top"]
-        if after == row.follower(before):
-            follows += 1
-        elif after == before:
-            stays += 1
-        else:
-            elsewhere += 1
-    total = len(probe.rows)
-    findings.facts["negative"] = {
-        "rows": total,
-        "follows_description": follows,
-        "same_top": stays,
-        "elsewhere": elsewhere,
-    }
+    counts = dict.fromkeys(("follows_description", "same_top", "elsewhere"), 0)
+    refused: dict[str, Answer] = {}
+    with reporting(lambda: _report_negative(probe, findings, counts, refused)):
+        for number, row in enumerate(probe.rows, start=1):
+            probe.progress.step(f"negative control: row {number} of {len(probe.rows)}")
+            plain = probe.try_row(row)
+            if plain is None:
+                continue
+            result = probe.try_ask("/decide", row.rotated())
+            if isinstance(result, Answer):
+                refused[row.id] = result
+            else:
+                counts[_turn(row, plain["top"], result["top"])] += 1
+
+
+def _turn(row: Row, before: str, after: str) -> str:
+    """Where the top went when the descriptions moved one place."""
+    if after == row.follower(before):
+        return "follows_description"
+    return "same_top" if after == before else "elsewhere"
+
+
+def _report_negative(
+    probe: Probe,
+    findings: Findings,
+    counts: dict[str, int],
+    refused: dict[str, Answer],
+) -> None:
+    report_unanswered(findings, probe.token, "rotated row", refused)
+    total = sum(counts.values())
+    findings.facts["negative"] = {"rows": total, **counts}
+    if not total:
+        findings.skip("negative control", "no row was answered both ways")
+        return
+    follows, stays, elsewhere = counts.values()
     findings.table(
         "Negative control: descriptions rotated one place",
         ("rows", "top follows its description", "same top", "another option"),

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from .client import Answer
 from .findings import Findings
 from .invalid import invalid_requests
 from .memory import check_memory
 from .queueing import check_closed_clients, check_full_queue
-from .report import without_token
+from .refusals import message, refusal_problem
 from .results import in_short, same_answer
 from .samples import built_in_rows
 from .session import Probe
@@ -26,7 +25,6 @@ TITLE = "Limits and refusals"
 
 _PATHS = ("/decide", "/decide/shared", "/v1/systemone")
 _PIECE = 65536
-_SHOWN_LETTERS = 90
 
 
 def measure(probe: Probe, findings: Findings) -> None:
@@ -49,19 +47,6 @@ def measure(probe: Probe, findings: Findings) -> None:
         same_answer(before, after),
         f"top {after['top']!r} before and after",
     )
-
-
-def refusal_problem(answer: Answer, status: int, code: str) -> str:
-    """What is wrong with a refusal, or ""."""
-    if answer.status != status:
-        return f"got {answer.named}, not {status} {code}"
-    document = answer.document
-    error = document.get("error") if isinstance(document, dict) else None
-    if not isinstance(error, dict) or set(error) != {"code", "message"}:
-        return f"{status} without the error envelope"
-    if error["code"] != code:
-        return f"{status} with code {error['code']!r}, not {code!r}"
-    return "" if isinstance(error["message"], str) else "the message is no string"
 
 
 def _check_token(probe: Probe, findings: Findings) -> None:
@@ -139,16 +124,8 @@ def _check_rules(probe: Probe, findings: Findings) -> None:
         answer = probe.client.post(path, body, expected=(422,))
         problem = refusal_problem(answer, 422, "invalid_request")
         found += [f"{rule}: {problem}"] if problem else []
-        rows.append((rule, path, answer.named, _message(answer, probe.token)))
+        rows.append((rule, path, answer.named, message(answer, probe.token)))
     seen = in_short(found) or f"{len(rows)} rules"
     findings.check("422 for each rule", not found, seen)
     findings.facts["rules"] = len(rows)
     findings.table("Rules", ("broken rule", "path", "answer", "message"), rows)
-
-
-def _message(answer: Answer, token: str) -> str:
-    """The server's words; cut only after a token in them is blotted out."""
-    error = answer.document.get("error") if isinstance(answer.document, dict) else None
-    message = error.get("message", "") if isinstance(error, dict) else ""
-    text = without_token(str(message), token)
-    return text if len(text) <= _SHOWN_LETTERS else text[: _SHOWN_LETTERS - 3] + "..."

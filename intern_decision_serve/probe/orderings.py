@@ -9,8 +9,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from .client import Answer
 from .findings import Findings
 from .plots import bar_plot
+from .refusals import report_unanswered
 from .results import (
     in_short,
     option_ids,
@@ -20,6 +22,7 @@ from .results import (
 from .rows import Row
 from .session import Probe, Reply
 from .statistics import mean
+from .unfinished import reporting
 
 __all__ = ["NAME", "TITLE", "measure"]
 
@@ -37,20 +40,41 @@ def measure(probe: Probe, findings: Findings) -> None:
     findings.conditions = f"The first {len(rows)} rows ({probe.rows_source})."
     found: list[str] = []
     averaged: list[tuple[Row, Reply]] = []
-    for number, row in enumerate(rows, start=1):
-        probe.progress.step(f"orderings: row {number} of {len(rows)}")
-        plain = probe.score_row(row)
-        result = probe.ask("/decide", row.request("rotations"))
-        averaged.append((row, result))
-        found += [
-            f"{row.id}: {text}" for text in _averaged_problems(row, plain, result)
-        ]
+    refused: dict[str, Answer] = {}
+    with reporting(lambda: _report(probe, findings, averaged, found, refused)):
+        for number, row in enumerate(rows, start=1):
+            probe.progress.step(f"orderings: row {number} of {len(rows)}")
+            plain = probe.try_row(row)
+            if plain is None:
+                refused[row.id] = probe.refused[row.id]
+                continue
+            result = probe.try_ask("/decide", row.request("rotations"))
+            if isinstance(result, Answer):
+                refused[row.id] = result
+                continue
+            found += [
+                f"{row.id}: {text}" for text in _averaged_problems(row, plain, result)
+            ]
+            averaged.append((row, result))
+    _shared_waves(probe, findings, [row for row, _ in averaged])
+
+
+def _report(
+    probe: Probe,
+    findings: Findings,
+    averaged: list[tuple[Row, Reply]],
+    found: list[str],
+    refused: dict[str, Answer],
+) -> None:
+    report_unanswered(findings, probe.token, "row", refused)
+    if not averaged:
+        findings.skip("orderings", "no row was answered")
+        return
     findings.check(
         "rotations are the n shifts, each a result, combined as the contract says",
         not found,
-        in_short(found) or f"{len(rows)} rows",
+        in_short(found) or f"{len(averaged)} rows",
     )
-    _shared_waves(probe, findings, rows)
     _report_agreement(probe, findings, averaged)
     _report_places(findings, averaged)
 
@@ -123,11 +147,11 @@ def _by_id(one: Reply) -> dict[str, float]:
 def _shared_waves(probe: Probe, findings: Findings, rows: Sequence[Row]) -> None:
     """Three decisions with unlike orderings in one request: wave 0 is the plain one."""
     rule = "wave 0 of a mixed request is the plain request"
+    if len(rows) < 2:
+        findings.skip(rule, "fewer than two rows were answered")
+        return
     lead = max(rows, key=lambda row: len(row.options))
     three = [lead, *(row for row in rows if row is not lead)][:3]
-    if len(three) < 2:
-        findings.skip(rule, "one row only")
-        return
     unlike = [lead.decision("rotations"), *(row.decision() for row in three[1:])]
     asked = {"state": lead.state, "decisions": unlike}
     plain = {"state": lead.state, "decisions": [row.decision() for row in three]}

@@ -61,6 +61,7 @@ def check_restarted(probe: Probe, findings: Findings, health: Reply) -> None:
     pins, now = before.get("model"), health.get("model")
     if pins != now:
         probe.scored.clear()  # another model's answers
+    probe.refused.clear()  # by another's limits
     seen = "model as before" if pins == now else f"{_shown(pins)}, then {_shown(now)}"
     findings.check("the same pins after a restart", pins == now, seen)
     changed = [

@@ -52,6 +52,7 @@ class Probe:
     rows: tuple[Row, ...]
     rows_source: str
     scored: dict[str, Reply] = field(default_factory=dict)
+    refused: dict[str, Answer] = field(default_factory=dict)
     stopping: threading.Event = field(default_factory=threading.Event)
     _main: Client | None = None
 
@@ -90,11 +91,24 @@ class Probe:
         part = self.read_health().get(name)
         return part if isinstance(part, dict) else {}
 
-    def score_row(self, row: Row) -> Reply:
-        """A row's `/decide` result, asked once a session."""
-        if row.id not in self.scored:
-            self.scored[row.id] = self.ask("/decide", row.request())
-        return self.scored[row.id]
+    def try_ask(self, path: str, body: object) -> Reply | Answer:
+        """The 200 answer to one POST or the server's refusal; Unanswered for silence.
+
+        Silence says nothing about what was asked: it ends the section.
+        """
+        answer = self.client.post(path, body)
+        refused = answer.status not in (0, 200)
+        return answer if refused else object_of(path, answer)
+
+    def try_row(self, row: Row) -> Reply | None:
+        """A row's `/decide` result, asked once a session; None for one in `refused`."""
+        if row.id not in self.scored and row.id not in self.refused:
+            answer = self.try_ask("/decide", row.request())
+            if isinstance(answer, Answer):
+                self.refused[row.id] = answer
+            else:
+                self.scored[row.id] = answer
+        return self.scored.get(row.id)
 
     def at_once(self, work: Callable[[Client], _T], clients: int) -> list[_T]:
         """Run `work` on that many threads, a connection each; the first error wins."""
