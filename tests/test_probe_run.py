@@ -20,7 +20,8 @@ from probe_fakes import TOKEN, FakeServer, serving
 
 import intern_decision_serve
 from intern_decision_serve import probe
-from intern_decision_serve.probe import expect, options
+from intern_decision_serve.probe import expect, options, session
+from intern_decision_serve.probe.client import Client
 from intern_decision_serve.probe.progress import Progress
 from intern_decision_serve.probe.rows import read_rows
 from intern_decision_serve.probe.run import run
@@ -440,3 +441,60 @@ def test_progress_cuts_long_lines() -> None:
     terminal = Terminal()
     Progress(terminal).step("x" * 500)
     assert len(terminal.getvalue()) == 79
+
+
+@pytest.mark.parametrize(
+    ("answers", "name", "kept"),
+    [
+        (10, "control", {"Accuracy", "Every row's answer"}),
+        (10, "calibration", {"Scores", "Reliability"}),
+        (10, "orderings", {"Rotations against plain", "Position bias"}),
+        (60, "latency", {"By prompt length, one question"}),
+    ],
+)
+def test_an_interrupted_section_reports_what_it_has(
+    answers: int,
+    name: str,
+    kept: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The interrupt comes while the client waits, after so many answers."""
+    answered = 0
+    post = Client.post
+
+    def interrupted(self: Client, *arguments: Any, **more: Any) -> Any:
+        nonlocal answered
+        answered += 1
+        if answered > answers:
+            raise KeyboardInterrupt
+        return post(self, *arguments, **more)
+
+    monkeypatch.setattr(Client, "post", interrupted)
+    with serving() as server:
+        always = ["--seconds", "1000", "--samples", "40"]
+        assert probe.main([server.url, "--sections", name, *always]) == 130
+    document = json.loads(Path("probe-report.json").read_text("utf-8"))
+    [section, _] = document["sections"]
+    assert kept <= {table["title"] for table in section["tables"]}
+    assert section["complete"] is False
+
+
+def test_an_interrupt_keeps_the_samples_of_clients_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = session.Probe.at_once
+
+    def interrupted(self: session.Probe, work: Any, clients: int) -> Any:
+        original(self, work, clients)
+        if clients == 2:
+            raise KeyboardInterrupt
+        return []
+
+    monkeypatch.setattr(session.Probe, "at_once", interrupted)
+    with serving() as server:
+        always = ["--seconds", "0.01", "--samples", "3"]
+        assert probe.main([server.url, "--sections", "latency", *always]) == 130
+    facts = control_facts("probe-report")
+    points = facts["by_clients"]
+    assert [point["wall_ms"]["samples"] for point in points] == [3, 6]
+    assert facts["health_under_load_ms"]["samples"] > 0

@@ -23,6 +23,7 @@ from .sampling import (
 from .session import Probe
 from .shapes import Build, Sizer, criteria, one_question
 from .statistics import percentile
+from .unfinished import reporting
 
 __all__ = ["NAME", "TITLE", "measure"]
 
@@ -70,63 +71,77 @@ def _by_length(probe: Probe, findings: Findings, seconds: float) -> None:
     limit = probe.limit("max_tokens", 8192)
     sizer = Sizer(probe, one_question)
     smallest = sizer.overhead()
-    points = []
-    for wanted in _lengths(limit):
-        if wanted < smallest:
-            continue
-        probe.progress.step(f"latency: {wanted} tokens, 1 question")
-        make = numbered(one_question, sizer.words_for(wanted))
-        points.append(sample(probe, str(wanted), make, seconds))
-    _report(
-        findings, "By prompt length, one question", "by_tokens", points, shape="wanted"
-    )
-    findings.plot(
-        "Latency by prompt length",
-        line_plot(_lines(points, [point.tokens for point in points]),
-                  x_label="tokens of the call", y_label="milliseconds"),
-        "The gap between p50 and server p50 is transport, parsing and queueing.",
-    )  # fmt: skip
+    points: list[Point] = []
+
+    def report() -> None:
+        title = "By prompt length, one question"
+        _report(findings, title, "by_tokens", points, shape="wanted")
+        findings.plot(
+            "Latency by prompt length",
+            line_plot(_lines(points, [point.tokens for point in points]),
+                      x_label="tokens of the call", y_label="milliseconds"),
+            "The gap between p50 and server p50 is transport, parsing and queueing.",
+        )  # fmt: skip
+
+    with reporting(report):
+        for wanted in _lengths(limit):
+            if wanted < smallest:
+                continue
+            probe.progress.step(f"latency: {wanted} tokens, 1 question")
+            make = numbered(one_question, sizer.words_for(wanted))
+            points.append(Point(str(wanted)))
+            sample(probe, points[-1], make, seconds)
 
 
 def _by_questions(probe: Probe, findings: Findings, seconds: float) -> None:
     most = probe.limit("max_decisions", 64)
     counts = [count for count in _QUESTIONS if count <= most]
-    points = []
-    for count in counts:
-        probe.progress.step(f"latency: {count} questions")
-        make = numbered(criteria(count), _SHORT_WORDS)
-        points.append(sample(probe, str(count), make, seconds))
-    _report(
-        findings,
-        "By number of questions, a short state",
-        "by_questions",
-        points,
-        shape="questions",
-    )
-    findings.plot(
-        "Latency by number of questions",
-        line_plot(_lines(points, counts), x_label="questions in one request",
-                  y_label="milliseconds", marks=[16.5]),
-        "Over 16 questions a request is more than one call.",
-    )  # fmt: skip
+    points: list[Point] = []
+
+    def report() -> None:
+        title = "By number of questions, a short state"
+        _report(findings, title, "by_questions", points, shape="questions")
+        findings.plot(
+            "Latency by number of questions",
+            line_plot(_lines(points, [int(point.label) for point in points]),
+                      x_label="questions in one request", y_label="milliseconds",
+                      marks=[16.5]),
+            "Over 16 questions a request is more than one call.",
+        )  # fmt: skip
+
+    with reporting(report):
+        for count in counts:
+            probe.progress.step(f"latency: {count} questions")
+            make = numbered(criteria(count), _SHORT_WORDS)
+            points.append(Point(str(count)))
+            sample(probe, points[-1], make, seconds)
 
 
 def _named_shapes(probe: Probe, findings: Findings, seconds: float) -> None:
-    points = []
+    points: list[Point] = []
     most = probe.limit("max_decisions", 64)
-    if most >= 21:
-        probe.progress.step("latency: 21 binary criteria")
-        make = numbered(criteria(21), _SHORT_WORDS)
-        points.append(sample(probe, "21 binary criteria", make, seconds))
     sizer = Sizer(probe, criteria(16))
-    wanted = sizer.overhead() + 3900
-    if wanted <= probe.limit("max_tokens", 8192):
-        probe.progress.step("latency: 16 criteria over 3,900 tokens")
-        make = numbered(criteria(16), sizer.words_for(wanted))
-        label = "16 criteria, 3,900-token state"
-        points.append(sample(probe, label, make, seconds))
-    note = f"Of the tokens of the 16 criteria, {sizer.overhead()} are not the state's."
-    _report(findings, "Named shapes", "named_shapes", points, shape="shape", note=note)
+
+    def report() -> None:
+        note = (
+            f"Of the tokens of the 16 criteria, {sizer.overhead()} are not the state's."
+        )
+        _report(
+            findings, "Named shapes", "named_shapes", points, shape="shape", note=note
+        )
+
+    with reporting(report):
+        if most >= 21:
+            probe.progress.step("latency: 21 binary criteria")
+            make = numbered(criteria(21), _SHORT_WORDS)
+            points.append(Point("21 binary criteria"))
+            sample(probe, points[-1], make, seconds)
+        wanted = sizer.overhead() + 3900
+        if wanted <= probe.limit("max_tokens", 8192):
+            probe.progress.step("latency: 16 criteria over 3,900 tokens")
+            make = numbered(criteria(16), sizer.words_for(wanted))
+            points.append(Point("16 criteria, 3,900-token state"))
+            sample(probe, points[-1], make, seconds)
     for missing in ("21 binary criteria", "16 criteria, 3,900-token state"):
         if missing not in [point.label for point in points]:
             findings.skip(missing, "over the server's limits")
@@ -139,20 +154,25 @@ def _by_clients(probe: Probe, findings: Findings, seconds: float) -> None:
     points: list[Point] = []
     changes: list[tuple[float, str]] = []
     make = numbered(one_question, _SHORT_WORDS)
-    with HealthWatch(probe) as watch:
+    watch = HealthWatch(probe)
+
+    def report() -> None:
+        _report(findings, "By clients asking at once, one short question",
+                "by_clients", points, shape="clients", with_rate=True)  # fmt: skip
+        findings.plot(
+            "Latency by clients",
+            line_plot(_lines(points, [int(point.label) for point in points]),
+                      x_label="clients asking at once", y_label="milliseconds"),
+            "One inference thread: waiting grows with the clients, scoring must not.",
+        )  # fmt: skip
+        _report_watch(findings, watch, changes)
+
+    with reporting(report), watch:
         for count in counts:
             probe.progress.step(f"latency: clients at once: {count}")
             changes.append((watch.now, f"{count}"))
-            points.append(sample_at_once(probe, str(count), make, seconds, count))
-    _report(findings, "By clients asking at once, one short question", "by_clients",
-            points, shape="clients", with_rate=True)  # fmt: skip
-    findings.plot(
-        "Latency by clients",
-        line_plot(_lines(points, counts), x_label="clients asking at once",
-                  y_label="milliseconds"),
-        "One inference thread: waiting grows with the clients, scoring must not.",
-    )  # fmt: skip
-    _report_watch(findings, watch, changes)
+            points.append(Point(str(count)))
+            sample_at_once(probe, points[-1], make, seconds, count)
 
 
 def _report_watch(

@@ -108,36 +108,36 @@ def _milliseconds(
     }
 
 
-def sample(probe: Probe, label: str, make: Make, seconds: float) -> Point:
+def sample(probe: Probe, point: Point, make: Make, seconds: float) -> None:
     """Ask on one connection until the time or the sample count is used up."""
-    point = Point(label)
     _loop(probe, probe.client, point, make, seconds, probe.options.samples)
-    return point
 
 
 def sample_at_once(
-    probe: Probe, label: str, make: Make, seconds: float, clients: int
-) -> Point:
-    """Ask on several connections at the same time."""
-    whole = Point(label)
+    probe: Probe, whole: Point, make: Make, seconds: float, clients: int
+) -> None:
+    """Ask on several connections at once; the samples stay, however it ends."""
     numbers = iter(range(10**9))
     lock = threading.Lock()
+    parts: list[Point] = []
 
     def next_body(_: int) -> tuple[str, Document]:
         with lock:
             number = next(numbers)
         return make(number)
 
-    def work(client: Client) -> Point:
-        point = Point(label)
+    def work(client: Client) -> None:
+        point = Point(whole.label)
+        parts.append(point)
         _loop(probe, client, point, next_body, seconds, probe.options.samples)
-        return point
 
     started = time.monotonic()
-    for point in probe.at_once(work, clients):
-        whole.merge(point)
-    whole.elapsed = time.monotonic() - started
-    return whole
+    try:
+        probe.at_once(work, clients)
+    finally:
+        for point in parts:
+            whole.merge(point)
+        whole.elapsed = time.monotonic() - started
 
 
 def _loop(
@@ -149,7 +149,10 @@ def _loop(
         if asked >= _FEWEST and time.monotonic() - started >= seconds:
             break
         path, body = make(asked)
-        point.add(client.post(path, body))
+        answer = client.post(path, body)
+        if probe.stopping.is_set():
+            break  # it was cut off: that says nothing about the server
+        point.add(answer)
         asked += 1
     point.elapsed = time.monotonic() - started
 
