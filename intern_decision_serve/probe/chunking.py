@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .findings import Findings
+from .fitting import OverLimits, ask_fitting
 from .results import (
     QUESTIONS_PER_CALL,
     answer_part,
@@ -12,7 +13,7 @@ from .results import (
 )
 from .rows import Document
 from .samples import criterion, filler
-from .session import Probe, Reply
+from .session import Probe, Reply, object_of
 
 __all__ = ["NAME", "TITLE", "measure"]
 
@@ -20,21 +21,26 @@ NAME = "chunking"
 TITLE = "Chunking"
 
 _QUESTIONS = 40
+_FEWER = (24, 16, 8, 4, 2, 1)
 
 
 def measure(probe: Probe, findings: Findings) -> None:
     """One request of 40 criteria against the same criteria asked 16 at a time."""
-    count = min(_QUESTIONS, probe.limit("max_decisions", 64))
     state = filler(60)
-    decisions = [criterion(number) for number in range(count)]
+    everything = [criterion(number) for number in range(_QUESTIONS)]
+    asked = _ask_most(probe, state, everything)
+    if asked is None:
+        findings.skip("chunking", "no request fits the server's limits")
+        return
+    whole, count = asked
+    decisions = everything[:count]
     findings.conditions = f"{count} binary criteria over one short state."
-    probe.progress.step(f"chunking: {count} questions in one request")
-    whole = probe.ask("/decide/shared", {"state": state, "decisions": decisions})
     results: list[Reply] = whole["results"]
     _check_order(findings, decisions, results)
     _check_calls(findings, results, whole["timing"])
     if count <= QUESTIONS_PER_CALL:
-        findings.skip("chunked is as asked chunk by chunk", f"max_decisions is {count}")
+        seen = f"no more than {count} questions fit the server's limits"
+        findings.skip("chunked is as asked chunk by chunk", seen)
         return
     parts: list[Reply] = []
     for start in range(0, count, QUESTIONS_PER_CALL):
@@ -43,6 +49,22 @@ def measure(probe: Probe, findings: Findings) -> None:
         body: Document = {"state": state, "decisions": chunk}
         parts += probe.ask("/decide/shared", body)["results"]
     _check_same(findings, results, parts)
+
+
+def _ask_most(
+    probe: Probe, state: str, decisions: list[Document]
+) -> tuple[Reply, int] | None:
+    """The answer to as many of the decisions as fit the server, and how many."""
+    most = min(len(decisions), probe.limit("max_decisions", 64))
+    for count in (most, *(smaller for smaller in _FEWER if smaller < most)):
+        probe.progress.step(f"chunking: {count} questions in one request")
+        body: Document = {"state": state, "decisions": decisions[:count]}
+        try:
+            answer = ask_fitting(probe, "/decide/shared", body)
+        except OverLimits:
+            continue
+        return object_of("/decide/shared", answer), count
+    return None
 
 
 def _check_order(

@@ -6,9 +6,12 @@ budget is shared out evenly between the points; a point takes at least three sam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 from .findings import Findings
+from .fitting import OverLimits, ask_fitting
 from .plots import Line, line_plot, step_plot
 from .rows import Document
 from .samples import filler
@@ -67,84 +70,105 @@ def _lengths(limit: int) -> list[int]:
     return [length for length in _LENGTHS if length < top * 0.8] + [top]
 
 
+@dataclass(slots=True)
+class _Sweep:
+    """Points taken one after another, each of a shape that fits the server."""
+
+    probe: Probe
+    findings: Findings
+    seconds: float
+    points: list[Point] = field(default_factory=list)
+
+    def take(
+        self,
+        point: Point,
+        shape: str,
+        build: Build,
+        words: Callable[[], int] = lambda: _SHORT_WORDS,
+    ) -> None:
+        """Sample one more point, or say which limit leaves the shape out."""
+        self.probe.progress.step(f"latency: {shape}")
+        try:
+            make = numbered(build, words())
+            ask_fitting(self.probe, *make(0))
+        except OverLimits as error:
+            self.findings.skip(shape, str(error))
+            return
+        self.points.append(point)
+        sample(self.probe, point, make, self.seconds)
+
+
 def _by_length(probe: Probe, findings: Findings, seconds: float) -> None:
     limit = probe.limit("max_tokens", 8192)
     sizer = Sizer(probe, one_question)
-    smallest = sizer.overhead()
-    points: list[Point] = []
+    sweep = _Sweep(probe, findings, seconds)
+    try:
+        smallest = sizer.overhead()
+    except OverLimits as error:
+        findings.skip("by prompt length", str(error))
+        return
 
     def report() -> None:
         title = "By prompt length, one question"
-        _report(findings, title, "by_tokens", points, shape="wanted")
+        _report(findings, title, "by_tokens", sweep.points, shape="wanted")
         findings.plot(
             "Latency by prompt length",
-            line_plot(_lines(points, [point.tokens for point in points]),
+            line_plot(_lines(sweep.points, [point.tokens for point in sweep.points]),
                       x_label="tokens of the call", y_label="milliseconds"),
             "The gap between p50 and server p50 is transport, parsing and queueing.",
         )  # fmt: skip
 
     with reporting(report):
         for wanted in _lengths(limit):
-            if wanted < smallest:
-                continue
-            probe.progress.step(f"latency: {wanted} tokens, 1 question")
-            make = numbered(one_question, sizer.words_for(wanted))
-            points.append(Point(str(wanted)))
-            sample(probe, points[-1], make, seconds)
+            if wanted >= smallest:
+                rule = f"{wanted} tokens, 1 question"
+                words = partial(sizer.words_for, wanted)
+                sweep.take(Point(str(wanted)), rule, one_question, words)
 
 
 def _by_questions(probe: Probe, findings: Findings, seconds: float) -> None:
-    most = probe.limit("max_decisions", 64)
-    counts = [count for count in _QUESTIONS if count <= most]
-    points: list[Point] = []
+    sweep = _Sweep(probe, findings, seconds)
 
     def report() -> None:
         title = "By number of questions, a short state"
-        _report(findings, title, "by_questions", points, shape="questions")
+        _report(findings, title, "by_questions", sweep.points, shape="questions")
         findings.plot(
             "Latency by number of questions",
-            line_plot(_lines(points, [int(point.label) for point in points]),
+            line_plot(_lines(sweep.points, [int(p.label) for p in sweep.points]),
                       x_label="questions in one request", y_label="milliseconds",
                       marks=[16.5]),
             "Over 16 questions a request is more than one call.",
         )  # fmt: skip
 
     with reporting(report):
-        for count in counts:
-            probe.progress.step(f"latency: {count} questions")
-            make = numbered(criteria(count), _SHORT_WORDS)
-            points.append(Point(str(count)))
-            sample(probe, points[-1], make, seconds)
+        for count in _QUESTIONS:
+            sweep.take(Point(str(count)), f"{count} questions", criteria(count))
 
 
 def _named_shapes(probe: Probe, findings: Findings, seconds: float) -> None:
-    points: list[Point] = []
-    most = probe.limit("max_decisions", 64)
+    sweep = _Sweep(probe, findings, seconds)
     sizer = Sizer(probe, criteria(16))
 
     def report() -> None:
-        note = (
-            f"Of the tokens of the 16 criteria, {sizer.overhead()} are not the state's."
-        )
-        _report(
-            findings, "Named shapes", "named_shapes", points, shape="shape", note=note
-        )
+        note = ""
+        if len(sizer.seen) > 1:
+            of_them = f"{sizer.overhead()} are not the state's"
+            note = f"Of the tokens of the 16 criteria, {of_them}."
+        _report(findings, "Named shapes", "named_shapes", sweep.points, shape="shape",
+                note=note)  # fmt: skip
 
     with reporting(report):
-        if most >= 21:
-            probe.progress.step("latency: 21 binary criteria")
-            make = numbered(criteria(21), _SHORT_WORDS)
-            points.append(Point("21 binary criteria"))
-            sample(probe, points[-1], make, seconds)
-        wanted = sizer.overhead() + 3900
-        if wanted <= probe.limit("max_tokens", 8192):
-            probe.progress.step("latency: 16 criteria over 3,900 tokens")
-            make = numbered(criteria(16), sizer.words_for(wanted))
-            points.append(Point("16 criteria, 3,900-token state"))
-            sample(probe, points[-1], make, seconds)
-    for missing in ("21 binary criteria", "16 criteria, 3,900-token state"):
-        if missing not in [point.label for point in points]:
-            findings.skip(missing, "over the server's limits")
+        binary, long = "21 binary criteria", "16 criteria, 3,900-token state"
+        sweep.take(Point(binary), binary, criteria(21))
+        sweep.take(Point(long), long, criteria(16), partial(_words_over, sizer, 3900))
+
+
+def _words_over(sizer: Sizer, tokens: int) -> int:
+    """Words for so many tokens of state; OverLimits where no call holds them."""
+    wanted, most = sizer.overhead() + tokens, sizer.probe.limit("max_tokens", 8192)
+    if wanted > most:
+        raise OverLimits(f"over the server's limits: {wanted} tokens of {most}")
+    return sizer.words_for(wanted)
 
 
 def _by_clients(probe: Probe, findings: Findings, seconds: float) -> None:
@@ -154,6 +178,11 @@ def _by_clients(probe: Probe, findings: Findings, seconds: float) -> None:
     points: list[Point] = []
     changes: list[tuple[float, str]] = []
     make = numbered(one_question, _SHORT_WORDS)
+    try:
+        ask_fitting(probe, *make(0))
+    except OverLimits as error:
+        findings.skip("by clients", str(error))
+        return
     watch = HealthWatch(probe)
 
     def report() -> None:
@@ -229,6 +258,8 @@ def _report(
     note: str = "",
     with_rate: bool = False,
 ) -> None:
+    if not points:
+        return  # each shape said why
     rate = ("answers/s",) if with_rate else ()
     rows = [
         (p.label, p.tokens, *([f"{p.per_second:.1f}"] if with_rate else []), *p.cells())

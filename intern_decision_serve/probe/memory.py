@@ -7,6 +7,7 @@ under it, that is said and nothing is claimed.
 from __future__ import annotations
 
 from .findings import Findings
+from .fitting import OverLimits, ask_fitting
 from .samples import filler
 from .session import Probe, Reply, Unanswered
 from .shapes import Sizer, one_question
@@ -31,7 +32,10 @@ def check_memory(probe: Probe, findings: Findings) -> None:
     try:
         words = Sizer(probe, one_question, _EXPECTED).words_for(wanted)
         path, body = one_question(filler(words, 1))
-        answer = probe.client.post(path, body, expected=_EXPECTED)
+        answer = ask_fitting(probe, path, body, _EXPECTED)
+    except OverLimits as error:
+        findings.skip(_RULE, str(error))
+        return
     except Unanswered as error:
         answer = error.answer  # already the sizing call was too large for the cap
     memory = probe.health_part("memory")

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from .client import Answer
 from .findings import Findings
+from .fitting import OverLimits, ask_fitting
 from .plots import bar_plot
 from .refusals import report_unanswered
 from .results import (
@@ -19,8 +20,8 @@ from .results import (
     problems,
     same_answer,
 )
-from .rows import Row
-from .session import Probe, Reply
+from .rows import Document, Row
+from .session import Probe, Reply, object_of
 from .statistics import mean
 from .unfinished import reporting
 
@@ -30,14 +31,20 @@ NAME = "orderings"
 TITLE = "Orderings"
 
 _ROWS = 24
+_SHARED = "/decide/shared"
 _CLOSE = 1e-9  # the mean of logs is recomputed in another order of operations
 _FLOOR = 1e-300  # the contract's floor under a probability of 0
 
 
 def measure(probe: Probe, findings: Findings) -> None:
     """Ask rows plain and with `rotations`; recompute, compare, look at places."""
-    rows = probe.rows[:_ROWS]
-    findings.conditions = f"The first {len(rows)} rows ({probe.rows_source})."
+    most = probe.limit("max_decisions", 64)
+    first = probe.rows[:_ROWS]
+    rows = [row for row in first if len(row.options) <= most]
+    findings.conditions = f"The first {len(first)} rows ({probe.rows_source})."
+    if len(rows) < len(first):
+        reason = f"their rotations are over MAX_DECISIONS, {most}"
+        findings.skip(f"{len(first) - len(rows)} rows", reason)
     found: list[str] = []
     averaged: list[tuple[Row, Reply]] = []
     refused: dict[str, Answer] = {}
@@ -147,16 +154,27 @@ def _by_id(one: Reply) -> dict[str, float]:
 def _shared_waves(probe: Probe, findings: Findings, rows: Sequence[Row]) -> None:
     """Three decisions with unlike orderings in one request: wave 0 is the plain one."""
     rule = "wave 0 of a mixed request is the plain request"
-    if len(rows) < 2:
-        findings.skip(rule, "fewer than two rows were answered")
+    most = probe.limit("max_decisions", 64)
+    leads = [row for row in rows if len(row.options) < most]
+    if len(rows) < 2 or not leads:
+        findings.skip(rule, "no two rows were answered that fit one request")
         return
-    lead = max(rows, key=lambda row: len(row.options))
-    three = [lead, *(row for row in rows if row is not lead)][:3]
-    unlike = [lead.decision("rotations"), *(row.decision() for row in three[1:])]
-    asked = {"state": lead.state, "decisions": unlike}
-    plain = {"state": lead.state, "decisions": [row.decision() for row in three]}
-    mixed = probe.ask("/decide/shared", asked)["results"]
-    alone = probe.ask("/decide/shared", plain)["results"]
+    lead = max(leads, key=lambda row: len(row.options))
+    others = [row for row in rows if row is not lead][
+        : min(2, most - len(lead.options))
+    ]
+    three = [lead, *others]
+    unlike = [lead.decision("rotations"), *(row.decision() for row in others)]
+    asked: Document = {"state": lead.state, "decisions": unlike}
+    plain: Document = {"state": lead.state, "decisions": [r.decision() for r in three]}
+    try:
+        mixed, alone = (
+            object_of(_SHARED, ask_fitting(probe, _SHARED, body))["results"]
+            for body in (asked, plain)
+        )
+    except OverLimits as error:
+        findings.skip(rule, str(error))
+        return
     zero = [{**mixed[0]["orderings"][0], "id": lead.id}, *mixed[1:]]
     indexes = [one["call"]["index"] for one in mixed[0]["orderings"]]
     findings.check(

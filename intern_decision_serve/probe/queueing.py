@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from .client import Answer
 from .findings import Findings
+from .fitting import OverLimits, ask_fitting
 from .rawpost import RawPost
 from .results import in_short
 from .rows import Document
@@ -25,6 +26,7 @@ _LOOKS = 20  # at /health while it is full
 _SETTLE_SECONDS = 5.0
 _POLL_SECONDS = 0.01
 _LEAVERS = 6
+_HEAVY = ((300, 64), (40, 64), (40, 16), (40, 6), (40, 2))  # words, questions
 _MEASURABLE_SECONDS = 0.02  # for one request; less drowns in the noise of connecting
 _NOISE_SECONDS = 0.03
 
@@ -121,13 +123,12 @@ def check_closed_clients(probe: Probe, findings: Findings) -> None:
     if leavers < 3:
         findings.skip(rule, "the queue is too short to tell")
         return
-    count = min(64, probe.limit("max_decisions", 64))
-    heavy: Document = {
-        "state": filler(300),
-        "decisions": [criterion(number) for number in range(count)],
-    }
-    light = built_in_rows()[0].request()
     probe.progress.step("limits: clients that close")
+    heavy = _heaviest(probe)
+    if heavy is None:
+        findings.skip(rule, "no long request fits the server's limits")
+        return
+    light = built_in_rows()[0].request()
     times = [probe.ask_timed("/decide/shared", heavy)[1] for _ in range(3)]
     alone, own = percentile(times, 0.5), probe.ask_timed("/decide", light)[1]
     if alone < _MEASURABLE_SECONDS:
@@ -147,6 +148,20 @@ def check_closed_clients(probe: Probe, findings: Findings) -> None:
         f"{leavers} clients left requests of {alone:.2f} s each: places free after "
         f"{free}, a live answer after {waited:.2f} s",
     )
+
+
+def _heaviest(probe: Probe) -> Document | None:
+    """The longest of some requests that fits the server."""
+    most = probe.limit("max_decisions", 64)
+    for words, count in _HEAVY:
+        decisions = [criterion(number) for number in range(min(count, most))]
+        body: Document = {"state": filler(words), "decisions": decisions}
+        try:
+            ask_fitting(probe, "/decide/shared", body)
+        except OverLimits:
+            continue
+        return body
+    return None
 
 
 def _leave(

@@ -10,9 +10,9 @@ import time
 
 from .client import Client
 from .findings import Findings
+from .fitting import Question, answered
 from .restart import check_restarted, wait_for_restart
 from .results import in_short, same_answer
-from .rows import Document
 from .samples import fixed_set
 from .session import Probe, Reply, object_of
 
@@ -23,25 +23,29 @@ TITLE = "Repeat stability (A against A)"
 
 _COMPANY = 4  # clients that ask the same at once
 
-Question = tuple[str, str, Document]
-
 
 def measure(probe: Probe, findings: Findings) -> None:
     """Ask the fixed set, then ask it again under each condition."""
-    questions = fixed_set()
     rounds: int = probe.options.repeats
+    kept, left_out = answered(probe, fixed_set())
+    questions = tuple(question for question, _ in kept)
+    first = [reply for _, reply in kept]
+    company = min(_COMPANY, probe.queue_places())
     findings.conditions = (
         f"{len(questions)} fixed requests, each asked {rounds} times alone and once by "
-        f"each of {_COMPANY} clients at the same time."
+        f"each of {company} clients at the same time."
     )
-    first = [probe.ask(path, body) for _, path, body in questions]
+    for name, reason in left_out.items():
+        findings.skip(f"repeating {name}", reason)
+    if not questions:
+        return
     _alone(probe, findings, questions, first, rounds)
-    _in_company(probe, findings, questions, first)
+    _in_company(probe, findings, questions, first, company)
     wait: float | None = probe.options.wait_restart
     if wait is None:
         findings.skip("the same answers after a restart", "no --wait-restart")
     else:
-        _after_restart(probe, findings, questions, first, wait)
+        _after_restart(probe, findings, kept, wait)
 
 
 def _changed(
@@ -79,28 +83,29 @@ def _in_company(
     findings: Findings,
     questions: tuple[Question, ...],
     first: list[Reply],
+    company: int,
 ) -> None:
-    probe.progress.step(f"repeat: {_COMPANY} clients at once")
+    rule = "the same answers while others ask"
+    if company < 2:
+        findings.skip(rule, "the queue has one place")
+        return
+    probe.progress.step(f"repeat: {company} clients at once")
 
     def ask_all(client: Client) -> list[Reply]:
         return [object_of(path, client.post(path, body)) for _, path, body in questions]
 
-    rounds = probe.at_once(ask_all, _COMPANY)
+    rounds = probe.at_once(ask_all, company)
     changed = [name for again in rounds for name in _changed(questions, first, again)]
-    total = _COMPANY * len(questions)
+    total = company * len(questions)
     findings.facts["in_company"] = {"answers": total, "changed": len(changed)}
-    findings.check(
-        "the same answers while others ask",
-        not changed,
-        in_short(changed) or f"{total} answers identical",
-    )
+    seen = in_short(changed) or f"{total} answers identical"
+    findings.check(rule, not changed, seen)
 
 
 def _after_restart(
     probe: Probe,
     findings: Findings,
-    questions: tuple[Question, ...],
-    first: list[Reply],
+    kept: list[tuple[Question, Reply]],
     wait: float,
 ) -> None:
     rule = "the same answers after a restart"
@@ -110,16 +115,20 @@ def _after_restart(
         findings.skip(rule, f"no restart was seen within {wait:.0f} s")
         return
     check_restarted(probe, findings, health)
-    again = [probe.ask(path, body) for _, path, body in questions]
-    changed = _changed(questions, first, again)
+    again, left_out = answered(probe, [question for question, _ in kept])
+    for name, reason in left_out.items():
+        findings.skip(f"{rule}: {name}", reason)
+    after = {name: reply for (name, _, _), reply in again}
+    changed = [
+        name
+        for (name, _, _), reply in kept
+        if name in after and not same_answer(reply, after[name])
+    ]
     seconds = time.monotonic() - started
     findings.facts["restart"] = {
-        "answers": len(questions),
+        "answers": len(after),
         "changed": len(changed),
         "seconds": seconds,
     }
-    seen = (
-        in_short(changed)
-        or f"{len(questions)} answers identical, {seconds:.0f} s later"
-    )
+    seen = in_short(changed) or f"{len(after)} answers identical, {seconds:.0f} s later"
     findings.check(rule, not changed, seen)

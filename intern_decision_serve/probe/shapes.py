@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from .fitting import OverLimits, ask_fitting
 from .rows import Document
 from .samples import criterion, filler
 from .session import Probe, Reply, object_of
@@ -17,7 +18,9 @@ from .statistics import line_through
 __all__ = ["Sizer", "call_tokens", "criteria", "one_question", "server_seconds"]
 
 _CLOSE = 0.01  # a length within 1 % of the wanted one is taken
-_FIRST_WORDS = (20, 120)
+_NEAR = 0.2  # after a refusal one within 20 % will do
+_STEP_BACK = 0.9
+_FEW_WORDS, _MORE_WORDS = 20, 120
 _TRIES = 3
 
 Build = Callable[[str], tuple[str, Document]]
@@ -63,26 +66,40 @@ class Sizer:
         """The tokens of the call with that many words, asked once."""
         if words not in self.seen:
             path, body = self.build(filler(words))
-            answer = self.probe.client.post(path, body, expected=self.expected)
+            answer = ask_fitting(self.probe, path, body, self.expected)
             self.seen[words] = call_tokens(object_of(path, answer))
         return self.seen[words]
 
     def overhead(self) -> int:
         """The tokens of everything but the state's words."""
-        for words in _FIRST_WORDS:
-            self.tokens(words)
+        self.tokens(_FEW_WORDS)
+        try:
+            self.tokens(_MORE_WORDS)
+        except OverLimits:
+            self.tokens(2 * _FEW_WORDS)
         return round(line_through(list(self.seen.items()))[1])
 
     def words_for(self, wanted: int) -> int:
-        """Words for a call of about `wanted` tokens: a line, corrected by asking."""
+        """Words for a call of about `wanted` tokens: a line, corrected by asking.
+
+        OverLimits where the server takes none near it.
+        """
         self.overhead()
-        best = min(self.seen, key=lambda words: abs(self.seen[words] - wanted))
+        refusal, share = None, 1.0
         for _ in range(_TRIES):
+            best = self._nearest(wanted)
             if abs(self.seen[best] - wanted) <= _CLOSE * wanted:
-                break
+                return best
             slope, _ = line_through(list(self.seen.items()))
-            step = (wanted - self.seen[best]) / max(slope, 0.01)
-            words = max(best + round(step), 0)
-            self.tokens(words)
-            best = min(self.seen, key=lambda words: abs(self.seen[words] - wanted))
+            step = share * (wanted - self.seen[best]) / max(slope, 0.01)
+            try:
+                self.tokens(max(best + round(step), 0))
+            except OverLimits as error:  # the line led past MAX_TOKENS
+                refusal, share = error, share * _STEP_BACK
+        best = self._nearest(wanted)
+        if refusal is not None and abs(self.seen[best] - wanted) > _NEAR * wanted:
+            raise refusal
         return best
+
+    def _nearest(self, wanted: int) -> int:
+        return min(self.seen, key=lambda words: abs(self.seen[words] - wanted))
