@@ -366,6 +366,7 @@ def test_no_labels_is_not_measured(fake: FakeServer, tmp_path: Path) -> None:
     ] == [
         ("every result is the contract's", "pass"),
         ("accuracy", "not measured"),
+        ("every rotated row's result is the contract's", "pass"),
         ("calibration", "not measured"),
         ("every answer is one the probe asked for", "pass"),
     ]

@@ -40,14 +40,14 @@ def measure(probe: Probe, findings: Findings) -> None:
     answers: list[Reply] = []
     findings.facts["rows"] = answers
     found: list[str] = []
+    model = probe.health.get("model")
     with reporting(lambda: _report(probe, findings, answers, found)):
         for number, row in enumerate(probe.rows, start=1):
             probe.progress.step(f"control: row {number} of {len(probe.rows)}")
             result = probe.try_row(row)
             if result is not None:
-                found += [
-                    f"{row.id}: {text}" for text in problems(row.request(), result)
-                ]
+                texts = problems(row.request(), result, model=model)
+                found += [f"{row.id}: {text}" for text in texts]
                 answers.append(_answer(row, result))
     _negative(probe, findings)
 
@@ -120,7 +120,9 @@ def _negative(probe: Probe, findings: Findings) -> None:
     """Rotate the descriptions one place: does the top follow its description?"""
     counts = dict.fromkeys(("follows_description", "same_top", "elsewhere"), 0)
     refused: dict[str, Answer] = {}
-    with reporting(lambda: _report_negative(probe, findings, counts, refused)):
+    found: list[str] = []
+    model = probe.health.get("model")
+    with reporting(lambda: _report_negative(probe, findings, counts, refused, found)):
         for number, row in enumerate(probe.rows, start=1):
             probe.progress.step(f"negative control: row {number} of {len(probe.rows)}")
             plain = probe.try_row(row)
@@ -129,13 +131,24 @@ def _negative(probe: Probe, findings: Findings) -> None:
             result = probe.try_ask("/decide", row.rotated())
             if isinstance(result, Answer):
                 refused[row.id] = result
-            else:
-                counts[_turn(row, plain["top"], result["top"])] += 1
+                continue
+            texts = problems(row.rotated(), result, model=model)
+            if result.get("prompt_sha256") == plain["prompt_sha256"] and _is_another(
+                row
+            ):
+                texts.append("prompt_sha256 is that of the row as it was")
+            found += [f"{row.id}: {text}" for text in texts]
+            counts[_turn(row, plain["top"], result.get("top"))] += 1
 
 
-def _turn(row: Row, before: str, after: str) -> str:
+def _is_another(row: Row) -> bool:
+    """Whether rotating the descriptions asks anything else."""
+    return row.rotated() != row.request()
+
+
+def _turn(row: Row, before: str, after: object) -> str:
     """Where the top went when the descriptions moved one place."""
-    if after == row.follower(before):
+    if before in dict(row.options) and after == row.follower(before):
         return "follows_description"
     return "same_top" if after == before else "elsewhere"
 
@@ -145,6 +158,7 @@ def _report_negative(
     findings: Findings,
     counts: dict[str, int],
     refused: dict[str, Answer],
+    found: list[str],
 ) -> None:
     report_unanswered(findings, probe.token, "rotated row", refused)
     total = sum(counts.values())
@@ -152,6 +166,8 @@ def _report_negative(
     if not total:
         findings.skip("negative control", "no row was answered both ways")
         return
+    seen = in_short(found) or f"{total} results"
+    findings.check("every rotated row's result is the contract's", not found, seen)
     follows, stays, elsewhere = counts.values()
     findings.table(
         "Negative control: descriptions rotated one place",

@@ -7,9 +7,9 @@ for the limit only where the text is long enough to be over it, whatever the tok
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from .averaging import count_orderings
 from .client import Answer
 from .rows import Document
 from .session import Probe, Reply, object_of
@@ -19,11 +19,6 @@ __all__ = ["OverLimits", "Question", "answered", "ask_fitting", "body_limit"]
 Question = tuple[str, str, Document]  # name, path, body
 
 _PER_CALL = 16
-_ORDERINGS: dict[object, Callable[[int], int]] = {
-    None: lambda _: 1,
-    "rotations": lambda options: options,
-    "all": math.factorial,
-}
 # A byte is at most a token; what a template adds is not the caller's.
 _TEMPLATE_TOKENS = 400
 _QUESTION_TOKENS = 100
@@ -85,12 +80,7 @@ def _decisions(body: Document) -> list[Document]:
 
 def _count_rows(body: Document) -> int:
     """The orderings a `/decide` or `/decide/shared` body asks for; 0 for another."""
-    count = 0
-    for decision in _decisions(body):
-        options = decision.get("options")
-        if isinstance(options, list):
-            count += _ORDERINGS[decision.get("orderings")](len(options))
-    return count
+    return sum(count_orderings(d) for d in _decisions(body) if "options" in d)
 
 
 def _most_tokens(body: Document) -> int:

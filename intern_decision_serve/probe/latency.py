@@ -273,3 +273,9 @@ def _report(
         refused == 0,
         f"{refused} others",
     )
+    excess = max((point.excess for point in points), default=0.0)
+    findings.check(
+        f"the server's seconds are within this side's: {title[0].lower()}{title[1:]}",
+        excess <= 0,
+        f"{excess:.3f} s more" if excess > 0 else "",
+    )

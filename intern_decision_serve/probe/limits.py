@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from .contract import health_problems
 from .findings import Findings
 from .fitting import body_limit
 from .invalid import invalid_requests
@@ -36,6 +37,7 @@ def measure(probe: Probe, findings: Findings) -> None:
     )
     body = built_in_rows()[0].request()
     before = probe.ask("/decide", body)
+    _check_health(probe, findings)
     _check_token(probe, findings)
     _check_addresses(probe, findings)
     _check_body_size(probe, findings)
@@ -51,24 +53,39 @@ def measure(probe: Probe, findings: Findings) -> None:
     )
 
 
+def _check_health(probe: Probe, findings: Findings) -> None:
+    health = probe.read_health()
+    found = health_problems(health)
+    seen = in_short(found) or f"{len(health)} fields"
+    findings.check("/health is the contract's", not found, seen)
+
+
+def _wrong_headers(token: str) -> Iterator[tuple[str, str | None]]:
+    """Ways of not having the token, some of them close."""
+    other = "y" if set(token) == {"x"} else "x"
+    last = "y" if token[-1] == "x" else "x"
+    yield "no token", None
+    yield "a wrong token", f"Bearer {other * len(token)}"
+    yield "another scheme", f"Basic {token}"
+    yield "another last letter", f"Bearer {token[:-1]}{last}"
+    yield "a letter more", f"Bearer {token}x"
+    yield "a letter less", f"Bearer {token[:-1]}"
+
+
 def _check_token(probe: Probe, findings: Findings) -> None:
     """401 for each way of not having the token, on each path; `/health` is open."""
     body = built_in_rows()[0].request()
-    wrong = "x" * len(probe.token)
     found = []
+    headers = list(_wrong_headers(probe.token))
     for path in _PATHS:
-        for name, header in (
-            ("no token", None),
-            ("a wrong token", f"Bearer {wrong}"),
-            ("another scheme", f"Basic {probe.token}"),
-        ):
+        for name, header in headers:
             probe.progress.step(f"limits: {path} with {name}")
             answer = probe.client.post(
                 path, body, authorization=header, expected=(401,)
             )
             problem = refusal_problem(answer, 401, "unauthorized")
             found += [f"{path} with {name}: {problem}"] if problem else []
-    seen = in_short(found) or f"{3 * len(_PATHS)} requests refused"
+    seen = in_short(found) or f"{len(headers) * len(_PATHS)} requests refused"
     findings.check("401 without the right token", not found, seen)
     answer = probe.client.get("/health")
     findings.check("/health needs no token", answer.status == 200, answer.named)

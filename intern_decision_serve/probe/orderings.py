@@ -1,23 +1,22 @@
 """Rotations against plain: is the average right, and where does position pull?
 
-The combined numbers are recomputed here from the orderings; nothing is taken on trust.
+`averaging` recomputes the combined numbers from the orderings.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from .client import Answer
+from .contract import answer_problems
 from .findings import Findings
 from .fitting import OverLimits, ask_fitting
 from .plots import bar_plot
 from .refusals import report_unanswered
 from .results import (
     in_short,
-    option_ids,
-    problems,
     same_answer,
 )
 from .rows import Document, Row
@@ -32,8 +31,7 @@ TITLE = "Orderings"
 
 _ROWS = 24
 _SHARED = "/decide/shared"
-_CLOSE = 1e-9  # the mean of logs is recomputed in another order of operations
-_FLOOR = 1e-300  # the contract's floor under a probability of 0
+_MOST_FOR_ALL = 4  # options
 
 
 def measure(probe: Probe, findings: Findings) -> None:
@@ -48,6 +46,7 @@ def measure(probe: Probe, findings: Findings) -> None:
     found: list[str] = []
     averaged: list[tuple[Row, Reply]] = []
     refused: dict[str, Answer] = {}
+    model = probe.health.get("model")
     with reporting(lambda: _report(probe, findings, averaged, found, refused)):
         for number, row in enumerate(rows, start=1):
             probe.progress.step(f"orderings: row {number} of {len(rows)}")
@@ -59,11 +58,11 @@ def measure(probe: Probe, findings: Findings) -> None:
             if isinstance(result, Answer):
                 refused[row.id] = result
                 continue
-            found += [
-                f"{row.id}: {text}" for text in _averaged_problems(row, plain, result)
-            ]
+            found += _averaged_problems(row, plain, result, model)
             averaged.append((row, result))
-    _shared_waves(probe, findings, [row for row, _ in averaged])
+    answered = [row for row, _ in averaged]
+    _every_order(probe, findings, answered)
+    _shared_waves(probe, findings, answered)
 
 
 def _report(
@@ -86,69 +85,31 @@ def _report(
     _report_places(findings, averaged)
 
 
-def shifts(row: Row) -> Iterator[Row]:
-    """The row's n cyclic shifts, the caller's order first, each named by its place."""
-    for k in range(len(row.options)):
-        moved = row.options[k:] + row.options[:k]
-        yield Row(f"{row.id}#o{k}", row.state, row.question, moved, row.label)
-
-
-def _averaged_problems(row: Row, plain: Reply, result: Reply) -> list[str]:
+def _averaged_problems(
+    row: Row, plain: Reply, result: Reply, model: object
+) -> list[str]:
     """What is wrong with one averaged `/decide` result."""
-    orderings = result["orderings"]
-    if len(orderings) != len(row.options):
-        return [f"{len(orderings)} orderings for {len(row.options)} options"]
-    found = [
-        f"ordering {k}: {text}"
-        for k, (shift, one) in enumerate(zip(shifts(row), orderings, strict=True))
-        for text in problems(shift.decision(), one)
-        or _call_problems(one, {"index": k, "field": "q", "questions": 1})
-    ]
-    if found:
-        return found
-    if not same_answer({**orderings[0], "id": row.id}, plain):
-        found.append("ordering 0 is not the plain answer")
-    return found + _combined_problems(row, result)
-
-
-def _call_problems(one: Reply, call: Reply) -> list[str]:
-    return [] if one["call"] == call else [f"call is {one['call']}, not {call}"]
-
-
-def _combined_problems(row: Row, result: Reply) -> list[str]:
-    """Recompute the average, the agreement and the spread."""
-    ids = option_ids(row.decision())
-    shares = [_by_id(one) for one in result["orderings"]]
-    logs = [mean([math.log(max(s[name], _FLOOR)) for s in shares]) for name in ids]
-    weights = [math.exp(value - max(logs)) for value in logs]
-    wanted = [weight / math.fsum(weights) for weight in weights]
-    combined = result["combined"]
-    top = ids[wanted.index(max(wanted))]
-    agreement = mean(
-        [float(one["top"] == combined["top"]) for one in result["orderings"]]
-    )
-    spread = {
-        name: {"min": min(s[name] for s in shares), "max": max(s[name] for s in shares)}
-        for name in ids
-    }
-    found = []
-    pairs = zip(combined["probabilities"], wanted, strict=True)
-    if max(abs(got - want) for got, want in pairs) > _CLOSE:
-        found.append("combined.probabilities are not the renormalised mean of log p")
-    elif (
-        combined["top"] != top
-        and max(wanted) - wanted[ids.index(combined["top"])] > _CLOSE
-    ):
-        found.append(f"combined.top is {combined['top']!r}, not {top!r}")
-    if abs(combined["agreement"] - agreement) > _CLOSE:
-        found.append(f"agreement is {combined['agreement']}, not {agreement}")
-    if combined["spread"] != spread:
-        found.append("spread is not the least and largest probability")
+    found = answer_problems("/decide", row.request("rotations"), result, model)
+    if not found and not same_answer({**result["orderings"][0], "id": row.id}, plain):
+        found.append(f"{row.id}: ordering 0 is not the plain answer")
     return found
 
 
-def _by_id(one: Reply) -> dict[str, float]:
-    return dict(zip(one["option_ids"], one["probabilities"], strict=True))
+def _every_order(probe: Probe, findings: Findings, rows: Sequence[Row]) -> None:
+    """`all` on the row with the most orderings the server takes."""
+    rule = "all gives every permutation, combined as the contract says"
+    most = min(probe.limit("max_decisions", 64), math.factorial(_MOST_FOR_ALL))
+    fitting = [row for row in rows if math.factorial(len(row.options)) <= most]
+    if not fitting:
+        findings.skip(rule, "no row that was answered is short enough")
+        return
+    row = max(fitting, key=lambda row: len(row.options))
+    body = row.request("all")
+    probe.progress.step("orderings: every permutation of one row")
+    result = probe.ask("/decide", body)
+    found = answer_problems("/decide", body, result, probe.health.get("model"))
+    seen = in_short(found) or f"{math.factorial(len(row.options))} orderings of one row"
+    findings.check(rule, not found, seen)
 
 
 def _shared_waves(probe: Probe, findings: Findings, rows: Sequence[Row]) -> None:
@@ -168,13 +129,17 @@ def _shared_waves(probe: Probe, findings: Findings, rows: Sequence[Row]) -> None
     asked: Document = {"state": lead.state, "decisions": unlike}
     plain: Document = {"state": lead.state, "decisions": [r.decision() for r in three]}
     try:
-        mixed, alone = (
-            object_of(_SHARED, ask_fitting(probe, _SHARED, body))["results"]
+        whole, others_alone = (
+            object_of(_SHARED, ask_fitting(probe, _SHARED, body))
             for body in (asked, plain)
         )
     except OverLimits as error:
         findings.skip(rule, str(error))
         return
+    found = answer_problems(_SHARED, asked, whole, probe.health.get("model"))
+    seen = in_short(found) or f"{len(three)} decisions, the first with rotations"
+    findings.check("a mixed request is answered as the contract says", not found, seen)
+    mixed, alone = whole["results"], others_alone["results"]
     zero = [{**mixed[0]["orderings"][0], "id": lead.id}, *mixed[1:]]
     indexes = [one["call"]["index"] for one in mixed[0]["orderings"]]
     findings.check(

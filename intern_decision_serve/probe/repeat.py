@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 from .client import Client
+from .contract import answer_problems
 from .findings import Findings
 from .fitting import Question, answered
 from .restart import check_restarted, wait_for_restart
@@ -39,6 +40,7 @@ def measure(probe: Probe, findings: Findings) -> None:
         findings.skip(f"repeating {name}", reason)
     if not questions:
         return
+    _check_contract(probe, findings, kept)
     _alone(probe, findings, questions, first, rounds)
     _in_company(probe, findings, questions, first, company)
     wait: float | None = probe.options.wait_restart
@@ -46,6 +48,20 @@ def measure(probe: Probe, findings: Findings) -> None:
         findings.skip("the same answers after a restart", "no --wait-restart")
     else:
         _after_restart(probe, findings, kept, wait)
+
+
+def _check_contract(
+    probe: Probe, findings: Findings, kept: list[tuple[Question, Reply]]
+) -> None:
+    """The fixed set asks each path and each kind of question."""
+    model = probe.health.get("model")
+    found = [
+        f"{name}: {text}"
+        for (name, path, body), reply in kept
+        for text in answer_problems(path, body, reply, model)
+    ]
+    seen = in_short(found) or f"{len(kept)} answers on all paths"
+    findings.check("every answer is the contract's", not found, seen)
 
 
 def _changed(

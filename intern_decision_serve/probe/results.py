@@ -6,6 +6,7 @@ Each problem is a phrase; no problems is an empty list. Nothing here asks the se
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 from .rows import Document
@@ -33,6 +34,9 @@ _NOT_THE_ANSWER = {
     "probability_status",
 }  # fmt: skip
 
+_NAMES = ("calibration", "prompt_version", "model", "readout", "probability_status")
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+
 QUESTIONS_PER_CALL = 16  # the contract's, not the server's word for it
 
 
@@ -44,9 +48,16 @@ def option_ids(decision: Document) -> list[str]:
 
 
 def problems(
-    decision: Document, result: Reply, *, name: str | None = None
+    decision: Document,
+    result: Reply,
+    *,
+    name: str | None = None,
+    model: object = None,
 ) -> list[str]:
-    """What is wrong with a plain result, or with one ordering's under its `name`."""
+    """What is wrong with a plain result, or with one ordering's under its `name`.
+
+    `model` is what `/health` names, None where it names none.
+    """
     missing = [field for field in RESULT_FIELDS if field not in result]
     if missing:
         return [f"lacks {', '.join(missing)}"]
@@ -59,6 +70,16 @@ def problems(
         found.append("option_ids are not the caller's, in the caller's order")
     else:
         found += _number_problems(ids, result)
+    if model is not None and result["model"] != model:
+        found.append("model is not /health's")
+    return found + _name_problems(result)
+
+
+def _name_problems(result: Reply) -> list[str]:
+    """What is wrong with what says how the answer came about."""
+    found = [f"{field} is {result[field]!r}" for field in _NAMES if not result[field]]
+    if not isinstance(sha := result["prompt_sha256"], str) or not _SHA256.match(sha):
+        found.append("prompt_sha256 is no sha256")
     return found
 
 

@@ -20,6 +20,7 @@ from .statistics import percentile, summary
 __all__ = ["HealthSample", "HealthWatch", "Point", "sample", "sample_at_once"]
 
 _FEWEST = 3
+_CLOCK_SHARE, _CLOCK_SECONDS = 1.05, 0.05
 _WATCH_SECONDS = 0.05
 _PATIENCE_SECONDS = 5.0
 
@@ -59,6 +60,14 @@ class Point:
         """The share of the wall time in which the server was not scoring this."""
         wall = sum(self.wall)
         return 1 - sum(self.server) / wall if wall else None
+
+    @property
+    def excess(self) -> float:
+        """Most seconds the server told beyond the wall time; two clocks may differ."""
+        pairs = zip(self.wall, self.server, strict=True)
+        over = [told - wall * _CLOCK_SHARE - _CLOCK_SECONDS for wall, told in pairs]
+        negative = [-told for told in self.server]
+        return max([0.0, *over, *negative])
 
     @property
     def per_second(self) -> float:
