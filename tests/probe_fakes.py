@@ -66,6 +66,11 @@ FAULTS = {
     "accepts NaN",
     "echoes the token",
     "resets now and then",
+    "keeps the place of a client that left",
+    "knows only the token's beginning",
+    "lets /health wait for the model",
+    "slows /health down while it is full",
+    "asks to come back in 3000 years",
 }
 
 
@@ -231,6 +236,11 @@ class _Handler(BaseHTTPRequestHandler):
             fake.looks += 1
             is_stopping = fake.stopping_looks > 0
             fake.stopping_looks -= is_stopping
+            if fake.has("lets /health wait for the model"):
+                with fake.scoring:
+                    pass
+            if fake.has("slows /health down while it is full"):
+                time.sleep(0.03 * (fake.admitted == fake.max_queue))
             self.reply(503 if is_stopping else 200, fake.health())
         else:
             self.refuse(MethodNotAllowed("POST only", allow="POST"))
@@ -247,8 +257,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self.read_body()
             with self.place():
                 document = parse_body(fake, self.read_body())
-                with self.turn() as alive:
-                    body = fake.answer(self.path, document) if alive else None
+                with self.turn() as self.scored:
+                    body = fake.answer(self.path, document) if self.scored else None
             if body is None:
                 self.close_connection = True
             else:
@@ -259,7 +269,10 @@ class _Handler(BaseHTTPRequestHandler):
     def check_head(self) -> None:
         fake = self.server.fake
         given = self.headers.get("Authorization", "")
-        if given != f"Bearer {TOKEN}" and not fake.has("ignores the token"):
+        wanted = f"Bearer {TOKEN}"
+        if fake.has("knows only the token's beginning"):
+            given, wanted = given[:20], wanted[:20]
+        if given != wanted and not fake.has("ignores the token"):
             raise Unauthorized("wrong bearer")
         if self.path not in ("/decide", "/decide/shared", "/v1/systemone"):
             raise NotFound("no such path")
@@ -271,13 +284,16 @@ class _Handler(BaseHTTPRequestHandler):
             full = fake.admitted >= fake.max_queue
             if full and not fake.has("queues without bound"):
                 missing = fake.has("refuses without Retry-After")
-                raise Busy("queue full", retry_after=None if missing else 2)
+                far = fake.has("asks to come back in 3000 years")
+                wait = 99_999_999_999 if far else 2
+                raise Busy("queue full", retry_after=None if missing else wait)
             fake.admitted += 1
         try:
             yield
         finally:
+            keeps = fake.has("keeps the place of a client that left")
             with fake.places:
-                fake.admitted -= 1
+                fake.admitted -= not (keeps and self.scored and self.is_gone())
 
     @contextmanager
     def turn(self) -> Iterator[bool]:
@@ -357,9 +373,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     body: bytes | None = None
+    scored = False
 
     def handle_one_request(self) -> None:
         self.body = None
+        self.scored = False
         super().handle_one_request()
 
 

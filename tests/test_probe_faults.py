@@ -11,7 +11,7 @@ import pytest
 from probe_fakes import FAULTS, TOKEN, serving
 
 from intern_decision_serve import probe
-from intern_decision_serve.probe import limits, queueing, rawpost, wire
+from intern_decision_serve.probe import limits, queueing, rawpost, sampling, wire
 from intern_decision_serve.probe.options import SECTIONS
 
 
@@ -150,7 +150,40 @@ PLANTED = [
         "combines by arithmetic mean",
         "orderings",
         {},
-        {"rotations are the n shifts, each a result, combined as the contract says"},
+        {
+            "rotations are the n shifts, each a result, combined as the contract says",
+            "all gives every permutation, combined as the contract says",
+        },
+    ),
+    (
+        "keeps the place of a client that left",
+        "limits",
+        {"call_seconds": 0.02, "max_queue": 8},
+        {"no client that left keeps a place"},
+    ),
+    (
+        "knows only the token's beginning",
+        "limits",
+        {},
+        {"401 without the right token"},
+    ),
+    (
+        "lets /health wait for the model",
+        "limits",
+        {"call_seconds": 0.02},
+        {"/health answers while a call runs"},
+    ),
+    (
+        "slows /health down while it is full",
+        "limits",
+        {},
+        {"/health answers while the queue is full"},
+    ),
+    (
+        "asks to come back in 3000 years",
+        "limits",
+        {},
+        {"429 past the queue, before the body is read"},
     ),
     ("accepts NaN", "limits", {}, {"422 for each rule"}),
 ]
@@ -160,8 +193,17 @@ PLANTED = [
     ("fault", "section", "settings", "rules"), PLANTED, ids=[row[0] for row in PLANTED]
 )
 def test_a_planted_fault_is_named(
-    measure: Any, fault: str, section: str, settings: dict[str, Any], rules: set[str]
+    measure: Any,
+    fault: str,
+    section: str,
+    settings: dict[str, Any],
+    rules: set[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if "/health" in fault:  # a slow one is a little slow here, so that tests are fast
+        monkeypatch.setattr(queueing, "_SLOW_HEALTH_SECONDS", 0.02)
+        monkeypatch.setattr(queueing, "_LATE_HEALTH_SECONDS", 0.02)
+        monkeypatch.setattr(sampling, "_WATCH_SECONDS", 0.001)
     with serving(fault, **settings) as fake:
         status, report = measure(fake.url, "--sections", section)
     ours = set(failures(report)) - {"every answer is one the probe asked for"}
