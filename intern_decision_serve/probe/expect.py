@@ -96,7 +96,7 @@ def _ratios(probe: Probe) -> dict[str, float]:
         for name, (build, words) in list(shapes.items()):
             probe.progress.step(f"expectation: timing round {number + 1} of {_ROUNDS}")
             try:
-                answer = ask_fitting(probe, *build(filler(words, number)))
+                answer = ask_fitting(probe, *build(filler(words, next(probe.numbers))))
             except OverLimits:
                 del shapes[name]
                 continue

@@ -1,7 +1,8 @@
 """Latency and throughput: by prompt length, by questions, by clients, named shapes.
 
-Every sample is another prompt of the same size, so that no cache can flatter. The time
-budget is shared out evenly between the points; a point takes at least three samples.
+Every sample is another prompt of the same size, in this run and against earlier ones,
+so that no cache of answers can flatter. The time budget is shared out evenly between
+the points; a point takes at least three samples.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ def measure(probe: Probe, findings: Findings) -> None:
     _by_clients(probe, findings, seconds)
 
 
-def numbered(build: Build, words: int) -> Make:
-    """A maker of requests of one size, each with another text."""
+def numbered(probe: Probe, build: Build, words: int) -> Make:
+    """A maker of requests of one size, each with a text never sent before."""
 
-    def make(number: int) -> tuple[str, Document]:
-        return build(filler(words, number + 1))
+    def make() -> tuple[str, Document]:
+        return build(filler(words, next(probe.numbers)))
 
     return make
 
@@ -89,8 +90,8 @@ class _Sweep:
         """Sample one more point, or say which limit leaves the shape out."""
         self.probe.progress.step(f"latency: {shape}")
         try:
-            make = numbered(build, words())
-            ask_fitting(self.probe, *make(0))
+            make = numbered(self.probe, build, words())
+            ask_fitting(self.probe, *make())
         except OverLimits as error:
             self.findings.skip(shape, str(error))
             return
@@ -177,9 +178,9 @@ def _by_clients(probe: Probe, findings: Findings, seconds: float) -> None:
     counts = [count for count in _CLIENTS if count <= places]
     points: list[Point] = []
     changes: list[tuple[float, str]] = []
-    make = numbered(one_question, _SHORT_WORDS)
+    make = numbered(probe, one_question, _SHORT_WORDS)
     try:
-        ask_fitting(probe, *make(0))
+        ask_fitting(probe, *make())
     except OverLimits as error:
         findings.skip("by clients", str(error))
         return

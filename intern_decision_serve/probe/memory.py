@@ -31,7 +31,7 @@ def check_memory(probe: Probe, findings: Findings) -> None:
     wanted = round(probe.limit("max_tokens", 8192) * _TOP_SHARE)
     try:
         words = Sizer(probe, one_question, _EXPECTED).words_for(wanted)
-        path, body = one_question(filler(words, 1))
+        path, body = one_question(filler(words, next(probe.numbers)))
         answer = ask_fitting(probe, path, body, _EXPECTED)
     except OverLimits as error:
         findings.skip(_RULE, str(error))

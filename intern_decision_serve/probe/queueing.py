@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from .client import Answer
 from .findings import Findings
@@ -163,12 +164,12 @@ def check_closed_clients(probe: Probe, findings: Findings) -> None:
 
 
 def _time_alone(
-    probe: Probe, findings: Findings, heavy: Document, light: Document
+    probe: Probe, findings: Findings, heavy: Callable[[], Document], light: Document
 ) -> tuple[float, float]:
     """Seconds of a long request and of a short one; `/health` is watched beside."""
     rule = "/health answers while a call runs"
     with HealthWatch(probe) as watch:
-        times = [probe.ask_timed("/decide/shared", heavy)[1] for _ in range(3)]
+        times = [probe.ask_timed("/decide/shared", heavy())[1] for _ in range(3)]
     alone, own = percentile(times, 0.5), probe.ask_timed("/decide", light)[1]
     looks = [look.seconds for look in watch.samples]
     if not looks:
@@ -194,29 +195,37 @@ def _check_places(findings: Findings, left: object) -> None:
         findings.check(rule, left == 0, f"{left} places held")
 
 
-def _heaviest(probe: Probe) -> Document | None:
-    """The longest of some requests that fits the server."""
+def _heaviest(probe: Probe) -> Callable[[], Document] | None:
+    """A maker of the longest of some requests that fits the server, each another."""
     most = probe.limit("max_decisions", 64)
     for words, count in _HEAVY:
-        decisions = [criterion(number) for number in range(min(count, most))]
-        body: Document = {"state": filler(words), "decisions": decisions}
+        make = partial(_heavy, probe, words, min(count, most))
         try:
-            ask_fitting(probe, "/decide/shared", body)
+            ask_fitting(probe, "/decide/shared", make())
         except OverLimits:
             continue
-        return body
+        return make
     return None
 
 
+def _heavy(probe: Probe, words: int, count: int) -> Document:
+    decisions = [criterion(number) for number in range(count)]
+    return {"state": filler(words, next(probe.numbers)), "decisions": decisions}
+
+
 def _leave(
-    probe: Probe, heavy: Document, light: Document, alone: float, leavers: int
+    probe: Probe,
+    heavy: Callable[[], Document],
+    light: Document,
+    alone: float,
+    leavers: int,
 ) -> tuple[float | None, float, int | None]:
     """Seconds until places are free, and until a live client is answered.
 
     Then the places still held; None where `/health` does not report them.
     """
     idle = _admitted(probe.health_part("queue"))
-    posts = [_post(probe, "/decide/shared", heavy) for _ in range(leavers)]
+    posts = [_post(probe, "/decide/shared", heavy()) for _ in range(leavers)]
     try:
         for post in posts:
             post.send_head()

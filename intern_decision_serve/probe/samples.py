@@ -7,9 +7,20 @@ and `--expect` compares, so a change here makes every recorded expectation stale
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Iterator
+from itertools import count
+
 from .rows import Document, Row
 
-__all__ = ["FIXED_SET_VERSION", "built_in_rows", "criterion", "filler", "fixed_set"]
+__all__ = [
+    "FIXED_SET_VERSION",
+    "built_in_rows",
+    "criterion",
+    "filler",
+    "fixed_set",
+    "run_numbers",
+]
 
 FIXED_SET_VERSION = 1
 
@@ -91,9 +102,17 @@ def criterion(number: int) -> Document:
 
 
 def filler(words: int, number: int = 0) -> str:
-    """A text of `words` words; `number` makes it another text of the same size."""
+    """A text of `words` words; `number` makes it another text.
+
+    Numbers of as many digits make texts of the same size.
+    """
     body = (_WORDS[place % len(_WORDS)] for place in range(words))
-    return " ".join([f"Record {number % 1_000_000:06d}:", *body])
+    return " ".join([f"Record {number:06d}:", *body])
+
+
+def run_numbers() -> Iterator[int]:
+    """Numbers of twelve digits that no other run is likely to use; any thread's."""
+    return count(secrets.randbelow(900_000) * 1_000_000 + 100_000_000_000)
 
 
 def _shared(count: int) -> Document:

@@ -24,7 +24,7 @@ _CLOCK_SHARE, _CLOCK_SECONDS = 1.05, 0.05
 _WATCH_SECONDS = 0.05
 _PATIENCE_SECONDS = 5.0
 
-Make = Callable[[int], tuple[str, Document]]
+Make = Callable[[], tuple[str, Document]]  # another request at each call
 
 
 @dataclass(slots=True)
@@ -126,19 +126,12 @@ def sample_at_once(
     probe: Probe, whole: Point, make: Make, seconds: float, clients: int
 ) -> None:
     """Ask on several connections at once; the samples stay, however it ends."""
-    numbers = iter(range(10**9))
-    lock = threading.Lock()
     parts: list[Point] = []
-
-    def next_body(_: int) -> tuple[str, Document]:
-        with lock:
-            number = next(numbers)
-        return make(number)
 
     def work(client: Client) -> None:
         point = Point(whole.label)
         parts.append(point)
-        _loop(probe, client, point, next_body, seconds, probe.options.samples)
+        _loop(probe, client, point, make, seconds, probe.options.samples)
 
     started = time.monotonic()
     try:
@@ -157,7 +150,7 @@ def _loop(
     while asked < most and not probe.stopping.is_set():
         if asked >= _FEWEST and time.monotonic() - started >= seconds:
             break
-        path, body = make(asked)
+        path, body = make()
         answer = client.post(path, body)
         if probe.stopping.is_set():
             break  # it was cut off: that says nothing about the server

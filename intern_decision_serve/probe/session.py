@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from .client import Answer, Client, Tally
 from .progress import Progress
 from .rows import Row
+from .samples import run_numbers
 from .wire import Target
 
 __all__ = ["Probe", "Reply", "Unanswered", "object_of"]
@@ -53,6 +54,7 @@ class Probe:
     rows_source: str
     scored: dict[str, Reply] = field(default_factory=dict)
     refused: dict[str, Answer] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=run_numbers)  # of fresh texts
     stopping: threading.Event = field(default_factory=threading.Event)
     _main: Client | None = None
 

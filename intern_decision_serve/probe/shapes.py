@@ -65,7 +65,7 @@ class Sizer:
     def tokens(self, words: int) -> int:
         """The tokens of the call with that many words, asked once."""
         if words not in self.seen:
-            path, body = self.build(filler(words))
+            path, body = self.build(filler(words, next(self.probe.numbers)))
             answer = ask_fitting(self.probe, path, body, self.expected)
             self.seen[words] = call_tokens(object_of(path, answer))
         return self.seen[words]
