@@ -174,8 +174,7 @@ class FakeServer:
         if path == "/v1/systemone":
             one = parse_systemone(document)
             for question in one.questions.values():
-                if question["type"] == "choice" and "criteria" not in question:
-                    raise InvalidRequest("a choice needs criteria")
+                check_criteria(question)
             response, _ = self.predict(engine_request(one))
             return build_answer(one, response, f"Fake@{self.revision}")
         labels = {
@@ -218,6 +217,16 @@ class FakeServer:
                 for name in body["option_ids"]
             ]
         return body
+
+
+def check_criteria(question: dict[str, Any]) -> None:
+    """What the engine's own validate_request refuses."""
+    kind, criteria = question["type"], question.get("criteria")
+    wanted = {"choice": dict, "score": (list, dict), "noul": object}[kind]
+    if not isinstance(criteria, wanted):
+        raise InvalidRequest(f"{kind} criteria are of another type")
+    if kind != "noul" and not 1 <= len(criteria) <= 62:
+        raise InvalidRequest(f"{len(criteria)} options")
 
 
 class _Handler(BaseHTTPRequestHandler):

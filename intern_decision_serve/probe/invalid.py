@@ -15,6 +15,10 @@ __all__ = ["invalid_requests"]
 
 Broken = tuple[str, str, bytes]
 
+_GONE = object()  # in place of a field that is left out
+_OF_REQUEST = ("state", "workload")  # the rest belongs to the decision
+_OVER_SYMBOLS = 80  # options: more than there are letters and digits to answer with
+
 
 def invalid_requests(*, max_tokens: int, max_decisions: int) -> Iterator[Broken]:
     """Rule, path and body of every refusal, for a server with these limits."""
@@ -63,29 +67,54 @@ def _bad_json() -> Iterator[Broken]:
 
 
 def _bad_decisions() -> Iterator[Broken]:
-    option = {"id": "a", "description": "one"}
-    number: Document = {"id": 7, "description": "two"}
-    no_text: Document = {"id": "b", "description": None}
-    without = {name: v for name, v in _decision().items() if name != "state"}
-    yield "no state", "/decide", _bytes(without)
-    for rule, changes in (
+    """Each rule of a decision and its state, on both paths that take one."""
+    for rule, changes in (*_bad_fields(), *_bad_options()):
+        decision = {name: v for name, v in _decision(**changes).items() if v != _GONE}
+        yield rule, "/decide", _bytes(decision)
+        whole = {name: decision.pop(name) for name in _OF_REQUEST if name in decision}
+        yield rule, "/decide/shared", _bytes({**whole, "decisions": [decision]})
+
+
+def _bad_fields() -> Iterator[tuple[str, Document]]:
+    rules: tuple[tuple[str, Document], ...] = (
+        ("no state", {"state": _GONE}),
         ("an empty string as state", {"state": ""}),
         ("an empty object as state", {"state": {}}),
         ("an empty array as state", {"state": []}),
         ("a number as state", {"state": 7}),
-        ("an empty id", {"id": ""}),
-        ("an empty question", {"question": ""}),
-        ("one option", {"options": _options(1)}),
-        ("17 options", {"options": _options(17)}),
-        ("two options with one id", {"options": [option, option]}),
-        ("an option id that is no string", {"options": [option, number]}),
-        ("a description that is no string", {"options": [option, no_text]}),
-        ("unknown orderings", {"orderings": "some"}),
-        ("all orderings of 5 options", {"orderings": "all", "options": _options(5)}),
+        ("null as state", {"state": None}),
         ("a workload", {"workload": "nightly"}),
+        ("a workload that is no string", {"workload": 0}),
+        ("unknown orderings", {"orderings": "some"}),
+        ("orderings that are no string", {"orderings": 1}),
+        ("all orderings of 5 options", {"orderings": "all", "options": _options(5)}),
         ("the decision marker in the question", {"question": "a <decision> here?"}),
+    )
+    yield from rules
+    for name in ("id", "question"):
+        yield f"no {name}", {name: _GONE}
+        yield f"an empty {name}", {name: ""}
+        yield f"a number as {name}", {name: 7}
+        yield f"null as {name}", {name: None}
+        yield f"an array as {name}", {name: ["x"]}
+
+
+def _bad_options() -> Iterator[tuple[str, Document]]:
+    option: Document = {"id": "a", "description": "one"}
+    for rule, options in (
+        ("no options", _GONE),
+        ("an empty array as options", []),
+        ("an object as options", {"a": "one", "b": "two"}),
+        ("one option", _options(1)),
+        ("17 options", _options(17)),
+        ("two options with one id", [option, option]),
+        ("an option that is no object", [option, "b"]),
+        ("an option id that is no string", [option, {"id": 7, "description": "two"}]),
+        ("an option without an id", [option, {"description": "two"}]),
+        ("a description that is no string", [option, {"id": "b", "description": None}]),
+        ("an option without a description", [option, {"id": "b"}]),
     ):
-        yield rule, "/decide", _bytes(_decision(**changes))
+        yield rule, {"options": options}
 
 
 def _bad_shared(max_decisions: int) -> Iterator[Broken]:
@@ -95,31 +124,63 @@ def _bad_shared(max_decisions: int) -> Iterator[Broken]:
          "orderings": "rotations"}
         for number in range(max_decisions // 16 + 1)
     ]  # fmt: skip
-    for rule, decisions in (
-        ("no decisions", []),
+    yield "no decisions", "/decide/shared", _bytes({"state": "The gate is open."})
+    cases: tuple[tuple[str, object], ...] = (
+        ("an empty array as decisions", []),
+        ("an object as decisions", criterion(0)),
+        ("a decision that is no object", ["a"]),
         ("two decisions with one id", [criterion(0), criterion(0)]),
         ("more than MAX_DECISIONS decisions", many),
         ("orderings over MAX_DECISIONS", wide),
-    ):
+    )
+    for rule, decisions in cases:
         body: Document = {"state": "The gate is open.", "decisions": decisions}
         yield rule, "/decide/shared", _bytes(body)
 
 
 def _bad_systemone() -> Iterator[Broken]:
     ask: Document = {"type": "noul", "instructions": "Is the gate open?"}
-    broken: tuple[tuple[str, Document], ...] = (
+    cases: tuple[tuple[str, Document], ...] = (
         ("17 questions", {"questions": {f"f{n}": ask for n in range(17)}}),
-        ("no questions", {"questions": {}}),
-        ("an unknown question type", {"questions": {"f": {**ask, "type": "essay"}}}),
-        ("a choice without criteria", {"questions": {"f": {**ask, "type": "choice"}}}),
+        ("no questions", {"questions": _GONE}),
+        ("an empty object as questions", {"questions": {}}),
+        ("an array as questions", {"questions": [ask]}),
         ("images", {"images": []}),
         ("assets", {"assets": None}),
+        ("no state", {"state": _GONE}),
         ("an empty state", {"state": ""}),
+        ("a number as state", {"state": 7}),
     )
-    for rule, changes in broken:
+    questions: list[tuple[str, Document]] = [
+        (rule, {"questions": {"f": asked}}) for rule, asked in _bad_questions(ask)
+    ]
+    for rule, changes in (*cases, *questions):
         body: Document = {
             "state": "The gate is open.",
             "questions": {"f": ask},
             **changes,
         }
-        yield rule, "/v1/systemone", _bytes(body)
+        kept = {name: value for name, value in body.items() if value != _GONE}
+        yield rule, "/v1/systemone", _bytes(kept)
+
+
+def _bad_questions(ask: Document) -> Iterator[tuple[str, object]]:
+    """Rules of one question of /v1/systemone, each with a question that breaks it."""
+    many = {f"o{number}": f"option {number}" for number in range(_OVER_SYMBOLS)}
+    yield "a question that is no object", "Is the gate open?"
+    yield "a question without a type", {"instructions": "Is the gate open?"}
+    rules: tuple[tuple[str, object, Document], ...] = (
+        ("an unknown question type", "essay", {}),
+        ("a number as question type", 7, {}),
+        ("a choice without criteria", "choice", {}),
+        ("a choice with an array as criteria", "choice", {"criteria": ["a", "b"]}),
+        ("a choice with a string as criteria", "choice", {"criteria": "ab"}),
+        ("a choice without options", "choice", {"criteria": {}}),
+        ("a choice of 80 options", "choice", {"criteria": many}),
+        ("a score without criteria", "score", {}),
+        ("a score with a string as criteria", "score", {"criteria": "cold"}),
+        ("a score without options", "score", {"criteria": []}),
+        ("a score of 80 options", "score", {"criteria": list(many)}),
+    )
+    for rule, kind, more in rules:
+        yield rule, {**ask, "type": kind, **more}

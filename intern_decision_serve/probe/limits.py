@@ -144,12 +144,12 @@ def _check_rules(probe: Probe, findings: Findings) -> None:
         max_decisions=probe.limit("max_decisions", 64),
     ):
         if len(body) > body_limit(probe):  # that would be a 413
-            too_large.append(rule)
+            too_large.append(f"{rule} on {path}")
             continue
         probe.progress.step(f"limits: 422 for {rule}")
         answer = probe.client.post(path, body, expected=(422,))
         problem = refusal_problem(answer, 422, "invalid_request")
-        found += [f"{rule}: {problem}"] if problem else []
+        found += [f"{rule} on {path}: {problem}"] if problem else []
         rows.append((rule, path, answer.named, message(answer, probe.token)))
     for rule in too_large:
         findings.skip(f"422 for {rule}", "its body is over MAX_BODY_BYTES")
