@@ -30,6 +30,7 @@ _LOOKS = 20  # at /health while it is full
 _SETTLE_SECONDS = 5.0
 _POLL_SECONDS = 0.01
 _LEAVERS = 6
+_ROUNDS = 3  # a busy machine makes one round slow, a wrong server all of them
 _HEAVY = ((300, 64), (40, 64), (40, 16), (40, 6), (40, 2))  # words, questions
 _MEASURABLE_SECONDS = 0.02  # for one request; less drowns in the noise of connecting
 _NOISE_SECONDS = 0.03
@@ -143,7 +144,11 @@ def check_closed_clients(probe: Probe, findings: Findings) -> None:
         return
     light = built_in_rows()[0].request()
     alone, own = _time_alone(probe, findings, heavy, light)
-    freed, waited, left = _leave(probe, heavy, light, alone, leavers)
+    for _ in range(_ROUNDS):
+        freed, waited, left = _leave(probe, heavy, light, alone, leavers)
+        is_prompt = waited - own < alone * leavers / 2 + _NOISE_SECONDS
+        if is_prompt or left:
+            break
     _check_places(findings, left)
     if alone < _MEASURABLE_SECONDS:
         findings.skip(rule, f"requests of {alone * 1000:.0f} ms are too short to tell")
@@ -157,7 +162,7 @@ def check_closed_clients(probe: Probe, findings: Findings) -> None:
     free = "not reported" if freed is None else f"{freed:.2f} s"
     findings.check(
         rule,
-        waited - own < alone * leavers / 2 + _NOISE_SECONDS,
+        is_prompt,
         f"{leavers} clients left requests of {alone:.2f} s each: places free after "
         f"{free}, a live answer after {waited:.2f} s",
     )
