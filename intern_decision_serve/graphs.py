@@ -52,9 +52,10 @@ class Buffers:
         )
 
     def clear(self) -> None:
-        """Zero the inputs, so that no graph is captured over what it is tested on."""
+        """Zero all, so that neither a baked-in input nor an old answer can pass."""
         self._ids.zero_()
         self._positions.zero_()
+        self._logits.zero_()
 
     def forward(self, model: Any, shape: Shape) -> None:
         """Run the model from buffer to buffer: the work that is captured."""

@@ -109,6 +109,8 @@ class Graph:
         if self.state == "broken":
             self.cuda.underway = self.pool
             raise RuntimeError("CUDA error: broken off")
+        if self.cuda.loses_work:
+            self.work.clear()
         self.state = "captured"
         self.cuda.events.append("captured")
 
@@ -136,6 +138,7 @@ class GraphCuda:
         self.capturing: Graph | None = None
         self.underway: int | None = None
         self.stream_now = "default"
+        self.loses_work = False
         self.events: list[str] = []
 
     def CUDAGraph(self) -> Graph:
@@ -250,7 +253,8 @@ class Model:
     """A forward whose logits depend on every token up to each position.
 
     `transform` plants a fault: from the logits, and whether they are captured work, it
-    makes the logits that are written.
+    makes the logits that are written. `baked` is what a captured
+    forward reads only once, at its capture: "ids" or "positions".
     """
 
     def __init__(self, torch: GraphTorch) -> None:
@@ -258,7 +262,7 @@ class Model:
         self.eager_calls = 0
         self.mib_per_token = 1
         self.reads_on_host = False
-        self.bakes_values_in = False
+        self.baked = ""
         self.transform: Callable[[list[float], bool], list[float]] = _keep
 
     def __call__(
@@ -278,13 +282,14 @@ class Model:
             bool(input_ids)
         cuda.use(tokens * self.mib_per_token * MIB)
         logits = self.torch.zeros((1, fields, VOCABULARY))
-        baked = input_ids.values if self.bakes_values_in else None
+        baked_ids = input_ids.values if self.baked == "ids" else None
+        baked_positions = positions.values if self.baked == "positions" else None
 
         def kernel() -> None:
-            ids = baked or input_ids.values
+            ids = baked_ids or input_ids.values
             values = [
                 float(hash((*ids[: at + 1], symbol)) % 65536)
-                for at in positions.values
+                for at in baked_positions or positions.values
                 for symbol in range(VOCABULARY)
             ]
             logits.write(self.transform(values, capturing))

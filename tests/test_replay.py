@@ -295,9 +295,25 @@ class TestRefusals:
     def test_a_value_read_at_capture_cannot_pass_for_the_samples(
         self, bench: Bench
     ) -> None:
-        bench.model.bakes_values_in = True
+        bench.model.baked = "ids"
         bench.hold(5)
         assert bench.counters == NO_GRAPHS | {"captures": 1, "refusals": 1}
+
+    @pytest.mark.parametrize("fault", ["ids", "positions", "unwritten"])
+    def test_what_the_buffers_held_before_cannot_pass_for_the_samples(
+        self, bench: Bench, fault: str
+    ) -> None:
+        bench.hold(5, 2)
+        arguments = bench.arguments(5, 2)
+        bench.replay(**arguments)
+        assert bench.counters["hits"] == 1  # the buffers hold this very call now
+        bench.replay.drop()
+        bench.memory.release()
+        for _ in range(2):
+            bench.replay(**arguments)
+        bench.model.baked, bench.cuda.loses_work = fault, fault == "unwritten"
+        bench.replay.capture()
+        assert (bench.counters["held"], bench.counters["refusals"]) == (0, 1)
 
     def test_a_nan_is_the_same_nan(self, bench: Bench) -> None:
         bench.model.transform = lambda logits, captured: [math.nan] * len(logits)
