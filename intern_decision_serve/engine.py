@@ -105,7 +105,8 @@ class Engine:
     @property
     def graphs(self) -> dict[str, Any] | None:
         """What `/health` tells of replay, from any thread; None where it is off."""
-        return None if self.replay is None else self.replay.counters()
+        replay = self.replay
+        return None if replay is None else replay.counters()
 
     @property
     def is_capture_due(self) -> bool:
@@ -115,12 +116,13 @@ class Engine:
     def after_answer(self) -> None:
         """Capture a shape that recurs, once its answer is out.
 
-        A capture that failed is released like a call, and the warm-up tells whether
-        the engine is well: raises EngineFailed.
+        One that failed ends replay for the life of the process, and the warm-up tells
+        whether the engine is well: raises EngineFailed.
         """
         replay = self._forward.replay
-        if replay is not None and not self._lost and not replay.capture():
-            self._release_failed()
+        fault = None if replay is None or self._lost else replay.capture()
+        if fault is not None:
+            self._end_replay(fault)
             self.canary()
 
     def canary(self) -> None:
@@ -179,10 +181,17 @@ class Engine:
     def _start_replay(self, replay: Replay, reference: dict[str, Any]) -> None:
         self._forward.replay = replay
         fault = ladder.find_replay_fault(self.score, self.after_answer, reference)
-        if fault is not None or not replay.counters()["hits"]:
-            _log.warning("replay is off: %s", fault or "the warm-up is not captured")
-            self._forward.replay = None
-            replay.drop()
+        if fault is None and not replay.counters()["hits"]:
+            fault = "the warm-up is not captured"
+        if fault is not None and self.replay is not None:
+            self._end_replay(fault)
+
+    def _end_replay(self, reason: str) -> None:
+        """Switch replay off until the process ends; release what it held."""
+        _log.warning("replay is off: %s", reason)
+        self._forward.replay = None
+        self._release_failed()
+        self.replay = None
 
     def memory(self) -> dict[str, float | None]:
         """Read the allocator's counters in MiB; None throughout on the CPU."""

@@ -138,9 +138,12 @@ class Recorder:
     def _end(self, graph: Any) -> None:
         """End a capture, a broken one too.
 
-        Facts (torch 2.10 to 2.13): where CUDA broke a capture off, `capture_end` raises
-        before it tells the allocator, whose next `empty_cache` is then an internal
-        assertion. Telling it twice raises, and must not release the pool twice.
+        Facts (as read in torch 2.10 to 2.12): where CUDA broke a capture off,
+        `capture_end` may raise before it tells the allocator, whose next `empty_cache`
+        is then an internal assertion. Telling it twice raises, and must not release
+        the pool twice. What else stays differs: the pool may remain reserved, pinned
+        host memory routed to it, cuBLAS's workspace freed under other graphs. So this
+        lets eager calls go on; nothing is to be captured or replayed afterwards.
         """
         try:
             graph.capture_end()

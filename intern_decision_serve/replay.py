@@ -157,25 +157,24 @@ class Replay:
         """Whether `capture` has a shape to capture, and time for it."""
         return self._sample is not None and self._allowance.is_left()
 
-    def capture(self) -> bool:
-        """Capture the sample's shape; False when that failed and needs a look.
+    def capture(self) -> str | None:
+        """Capture the sample's shape; None, or what failed.
 
-        Called once the answer is out. Whatever fails, the shape is not tried again and
-        all graphs go: a capture that broke off leaves the pool they share in doubt.
+        Called once the answer is out. After a failure this object is not to be called
+        again: what is left of a capture that broke off is in doubt (see `Recorder`).
         """
         sample, self._sample = self._sample, None
         if sample is None:
-            return True
+            return None
         with self._allowance.spend():
             try:
                 self._hold(sample)
-                return True
+                return None
             except Exception as error:
                 reason = str(error).partition("\n")[0]
-                self._refuse(sample.shape, f"{type(error).__name__}: {reason}")
+                fault = f"a capture failed: {type(error).__name__}: {reason}"
                 drop_frames(error)
-            self.drop()
-        return False
+        return fault
 
     def drop(self) -> bool:
         """Give up every graph, for the next release to free; whether any was held."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from engine_harness import REQUEST, Harness
-from fake_graphs import MIB, GraphTorch, Model, Tensor
+from fake_graphs import MIB, Graph, GraphTorch, Model, Tensor
 from fake_torch import OutOfMemoryError
 
 from intern_decision_serve import engine as engine_module
@@ -101,7 +101,7 @@ class Bench:
         assert self.counters["hits"] == hits
         return logits
 
-    def hold(self, tokens: int, fields: int = 1) -> bool:
+    def hold(self, tokens: int, fields: int = 1) -> str | None:
         """Make a shape recur and capture it."""
         self.check(tokens, fields)
         self.check(tokens, fields)
@@ -126,7 +126,7 @@ class TestOrder:
         bench.check(5)
         assert bench.replay.is_due
         assert bench.cuda.events == ["eager", "eager"]
-        assert bench.replay.capture()
+        assert bench.replay.capture() is None
         # the capture, then the one replay that is compared
         assert bench.cuda.events[2:] == ["empty_cache", "captured", "replay"]
         assert not bench.replay.is_due
@@ -146,7 +146,7 @@ class TestOrder:
         for tokens in range(1, 50):
             bench.check(tokens)
         assert not bench.replay.is_due
-        assert bench.replay.capture()
+        assert bench.replay.capture() is None
         assert bench.counters == NO_GRAPHS
 
     def test_a_shape_is_exact_in_tokens_and_in_fields(self, bench: Bench) -> None:
@@ -281,7 +281,7 @@ class TestRefusals:
         for _ in range(2):
             bench.replay(**bench.arguments(5))
         with caplog.at_level(logging.WARNING):
-            assert bench.replay.capture()
+            assert bench.replay.capture() is None
         assert caplog.messages == [
             "5 tokens, 1 fields: not replayed: a replay differs from the eager call"
         ]
@@ -322,32 +322,20 @@ class TestRefusals:
         bench.replay.capture()
         assert bench.counters["held"] == 1
 
-    def test_a_capture_that_breaks_off_is_cleaned_up_and_not_tried_again(
-        self, bench: Bench, caplog: pytest.LogCaptureFixture
+    def test_a_capture_that_breaks_off_leaves_the_allocator_to_eager_calls(
+        self, bench: Bench
     ) -> None:
         bench.hold(7)
         bench.model.reads_on_host = True
-        with caplog.at_level(logging.WARNING):
-            assert not bench.hold(5)
-        assert caplog.messages == [
-            "5 tokens, 1 fields: not replayed: RuntimeError: CUDA error: capturing"
-        ]
+        fault = "a capture failed: RuntimeError: CUDA error: capturing"
+        assert bench.hold(5) == fault
         assert bench.cuda.stream_now == "default"
+        bench.replay.drop()
         bench.memory.release()  # an allocator still in a capture would raise
         assert bench.cuda.memory_reserved() == 0
-        assert bench.counters == NO_GRAPHS | {
-            "captures": 1,
-            "refusals": 1,
-            "evictions": 1,
-        }
-        bench.model.reads_on_host = False
-        bench.check(5)
-        assert not bench.replay.is_due
-        assert bench.hold(7)
-        bench.check(7)
-        assert bench.counters["hits"] == 1
+        assert (bench.counters["held"], bench.counters["refusals"]) == (0, 0)
 
-    def test_a_failure_that_leaves_the_capture_whole_is_a_refusal_too(
+    def test_a_failure_that_leaves_the_capture_whole_is_told_too(
         self, bench: Bench
     ) -> None:
         def fail(**_: Any) -> None:
@@ -356,29 +344,33 @@ class TestRefusals:
         bench.check(5)
         bench.check(5)
         bench.replay._recorder._model = fail
-        assert not bench.replay.capture()
+        assert bench.replay.capture() == "a capture failed: KeyError: 'full_attention'"
         bench.memory.release()
-        assert bench.counters == NO_GRAPHS | {"refusals": 1}
+        assert bench.cuda.memory_reserved() == 0
 
-    def test_an_oom_in_a_capture_drops_every_graph_and_refuses_the_shape(
+    def test_an_oom_in_a_capture_frees_all_with_the_next_release(
         self, bench: Bench
     ) -> None:
         bench.hold(5)
-        bench.hold(6)
         bench.check(15)
         bench.check(15)
         bench.cuda.limit = 10 * MIB
-        assert not bench.replay.capture()
+        fault = bench.replay.capture()
+        assert fault is not None and "out of memory" in fault
+        bench.replay.drop()
         bench.memory.release()
         assert bench.cuda.memory_reserved() == 0
-        bench.cuda.limit = 10_000 * MIB
-        for _ in range(3):
-            bench.check(15)
-            assert not bench.replay.is_due
-        assert bench.counters["refusals"] == 1
+
+    def test_a_graph_that_cannot_be_given_back_is_a_failed_capture(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(graph: Graph) -> None:
+            raise RuntimeError("no reset")
+
+        bench.replay._most = 1
         bench.hold(5)
-        bench.check(5)
-        assert bench.counters["hits"] == 1
+        monkeypatch.setattr(Graph, "reset", fail)
+        assert bench.hold(6) == "a capture failed: RuntimeError: no reset"
 
 
 class TestBounds:
@@ -420,7 +412,7 @@ class TestBounds:
     ) -> None:
         bench = Bench(pool_mib=100)
         with caplog.at_level(logging.WARNING):
-            assert bench.hold(101)
+            assert bench.hold(101) is None
         (message,) = caplog.messages
         assert message == (
             "101 tokens, 1 fields: not replayed: "
@@ -591,7 +583,7 @@ class StubReplay:
         self.held = 1
         self.hits = 0
         self.drops = 0
-        self.captured = True
+        self.fault: str | None = None
         self.is_due = True
 
     def __call__(self, **kwargs: Any) -> Any:
@@ -599,8 +591,8 @@ class StubReplay:
         self.hits += 1
         return self.model(**kwargs)
 
-    def capture(self) -> bool:
-        return self.captured
+    def capture(self) -> str | None:
+        return self.fault
 
     def drop(self) -> bool:
         self.drops += 1
@@ -672,18 +664,29 @@ class TestEngine:
         engine.score(REQUEST)
         assert stub.calls == calls
         assert stub.drops == 1
+        assert engine.graphs is None
         assert not engine.is_capture_due
 
     def test_replay_stays_off_when_the_warm_up_cannot_be_captured(
         self, harness: Harness, stub: StubReplay, caplog: pytest.LogCaptureFixture
     ) -> None:
-        stub.captured = False
         stub.hits = -3
         with caplog.at_level(logging.WARNING):
             engine = harness.load(cuda_graphs=3, cuda_graphs_mib=50)
         assert "replay is off: the warm-up is not captured" in caplog.messages
+        assert engine.graphs is None
         engine.score(REQUEST)
         assert stub.calls == 3
+
+    def test_a_capture_that_fails_at_startup_leaves_replay_off_with_one_warning(
+        self, harness: Harness, stub: StubReplay, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        stub.fault, stub.hits = "it broke", -3
+        with caplog.at_level(logging.WARNING):
+            engine = harness.load(cuda_graphs=3, cuda_graphs_mib=50)
+        assert caplog.messages == ["replay is off: it broke"]
+        assert engine.graphs is None
+        assert stub.drops == 1
 
     def test_an_oom_drops_all_graphs_and_the_call_is_made_once_more_without(
         self, harness: Harness, engine: Engine, stub: StubReplay
@@ -739,26 +742,49 @@ class TestEngine:
             engine.score(REQUEST)
         assert stub.drops == drops
 
-    def test_a_failed_capture_is_released_and_the_warm_up_scored(
-        self, harness: Harness, engine: Engine, stub: StubReplay
+    def test_a_failed_capture_ends_replay_and_the_warm_up_is_scored(
+        self,
+        harness: Harness,
+        engine: Engine,
+        stub: StubReplay,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
-        stub.captured = False
-        calls = harness.control.calls
+        stub.fault = "a capture failed"
+        expected = engine.score(REQUEST)[0]["answers"]
+        calls, replayed = harness.control.calls, stub.calls
         harness.torch.cuda.events.clear()
-        engine.after_answer()
-        assert harness.torch.cuda.events == ["empty_cache"]
+        with caplog.at_level(logging.WARNING):
+            engine.after_answer()
+        assert caplog.messages == ["replay is off: a capture failed"]
+        assert (stub.drops, harness.torch.cuda.events) == (1, ["empty_cache"])
         assert harness.control.calls == calls + 1
+        assert engine.graphs is None
+        assert engine.score(REQUEST)[0]["answers"] == expected
+        assert (stub.calls, engine.is_capture_due) == (replayed, False)
+        engine.after_answer()
+        assert len(caplog.messages) == 1
 
     def test_a_failed_capture_after_which_the_warm_up_differs_loses_the_engine(
         self, harness: Harness, engine: Engine, stub: StubReplay
     ) -> None:
-        stub.captured = False
+        stub.fault = "a capture failed"
         harness.control.drift = [1]
         with pytest.raises(EngineFailed):
             engine.after_answer()
         with pytest.raises(EngineFailed):
             engine.score(REQUEST)
         engine.after_answer()  # nothing is captured on a lost engine
+
+    def test_graphs_that_cannot_be_given_up_lose_the_engine(
+        self, engine: Engine, stub: StubReplay, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail() -> bool:
+            raise RuntimeError("no reset")
+
+        stub.fault = "a capture failed"
+        monkeypatch.setattr(stub, "drop", fail)
+        with pytest.raises(EngineFailed):
+            engine.after_answer()
 
     def test_off_by_default(self, harness: Harness) -> None:
         engine = harness.load()
