@@ -39,13 +39,14 @@ from .memory import (
 )
 from .pins import ModelPins
 from .prompt import check_token_count, hash_prompt, render_prompt, run_client_step
-from .replay import Forward, Replay, make_replay
+from .replay import Forward, make_replay
 
 __all__ = ["Engine", "load_engine"]
 
 _log = logging.getLogger(__name__)
 
 Request = dict[str, Any]
+LOST = "the engine is lost"
 
 
 class Engine:
@@ -58,7 +59,6 @@ class Engine:
         self.kernels: dict[str, dict[str, Any]] = {}
         self.warmup: dict[str, Any] = {}
         self.longest_token = 0
-        self.replay: Replay | None = None  # set before the warm-up, used after it
         self._torch = torch
         self._inference = inference
         self._decision_engine = decision_engine
@@ -105,7 +105,7 @@ class Engine:
     @property
     def graphs(self) -> dict[str, Any] | None:
         """What `/health` tells of replay, from any thread; None where it is off."""
-        replay = self.replay
+        replay = self._forward.replay
         return None if replay is None else replay.counters()
 
     @property
@@ -173,25 +173,23 @@ class Engine:
         self._preparer = make_preparer(
             self._inference, self._decision_engine.backend, self._encode
         )
-        if self.replay is not None:
+        if self._forward.replay is not None:
             progress("capturing the warm-up")
-            self._start_replay(self.replay, reference)
+            self._start_replay(reference)
         self._memory.set_baseline()
 
-    def _start_replay(self, replay: Replay, reference: dict[str, Any]) -> None:
-        self._forward.replay = replay
+    def _start_replay(self, reference: dict[str, Any]) -> None:
+        self._forward.is_eager = False
         fault = ladder.find_replay_fault(self.score, self.after_answer, reference)
-        if fault is None and not replay.counters()["hits"]:
-            fault = "the warm-up is not captured"
-        if fault is not None and self.replay is not None:
-            self._end_replay(fault)
+        graphs = self.graphs  # None after a capture that failed
+        if graphs is not None and (fault or not graphs["hits"]):
+            self._end_replay(fault or "the warm-up is not captured")
 
     def _end_replay(self, reason: str) -> None:
         """Switch replay off until the process ends; release what it held."""
         _log.warning("replay is off: %s", reason)
-        self._forward.replay = None
         self._release_failed()
-        self.replay = None
+        self._forward.replay = None
 
     def memory(self) -> dict[str, float | None]:
         """Read the allocator's counters in MiB; None throughout on the CPU."""
@@ -240,7 +238,7 @@ class Engine:
         if is_context_lost(self._torch, error):
             self._lost = True
             _log.critical("the engine is lost:\n%s", format_failure(error))
-            return _engine_failed()
+            return EngineFailed(LOST)
         if isinstance(error, ValueError) and not self._forward.returned:
             return InvalidRequest(str(error) or "the model refuses this request")
         _log.error("predict() failed:\n%s", format_failure(error))
@@ -249,7 +247,8 @@ class Engine:
     def _release_failed(self, *, drop: bool = True) -> bool:
         """Free what the failed call held (INV-4); whether graphs were dropped too."""
         try:
-            dropped = drop and self.replay is not None and self.replay.drop()
+            replay = self._forward.replay
+            dropped = drop and replay is not None and replay.drop()
             self._memory.release()
             return dropped
         except Exception as error:
@@ -260,16 +259,12 @@ class Engine:
 
     def _check_lost(self) -> None:
         if self._lost:
-            raise _engine_failed()
+            raise EngineFailed(LOST)
 
     def _lose(self, reason: str) -> NoReturn:
         self._lost = True
         _log.critical("the engine is lost: %s", reason)
-        raise _engine_failed()
-
-
-def _engine_failed() -> EngineFailed:
-    return EngineFailed("the engine is lost")
+        raise EngineFailed(LOST)
 
 
 def load_engine(
@@ -307,13 +302,12 @@ def load_engine(
         inference.DecisionEngine, checkpoint, max_length=max_tokens, device=device
     )
     decision_engine = loading.construct(torch, build, index, vram_cap_gib)
-    model = decision_engine.backend.model
-    card.check_model(torch, model, index)
+    card.check_model(torch, decision_engine.backend.model, index)
     memory = Memory(torch, index, slack_mib=release_slack_mib)
     engine = Engine(torch, inference, decision_engine, memory)
-    engine.replay = make_replay(
-        torch, index, model, memory, most=cuda_graphs, pool_mib=cuda_graphs_mib
-    )
+    bounds = {"most": cuda_graphs, "pool_mib": cuda_graphs_mib}
+    forward = engine._forward
+    forward.replay = make_replay(torch, index, forward.call_model, memory, **bounds)
     engine.kernels = kernels
     engine.description = loading.describe(pins, torch, decision_engine, index)
     engine.longest_token = loading.find_longest_token(decision_engine.tokenizer)

@@ -48,18 +48,26 @@ class Output:
 class Forward:
     """Stands in for `backend.model`: the same call, and whether it has returned.
 
-    A ValueError is the request's fault up to there, the model's afterwards.
+    A ValueError is the request's fault up to there, the model's afterwards; one of
+    replay's own code is never the request's.
     """
 
     def __init__(self, model: Any) -> None:
         self.wrapped = model  # not `model`: that is a name of the model itself
         self.returned = False
         self.replay: Replay | None = None
+        self.is_eager = True  # until the warm-up is done
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.replay is None or self.is_eager:
+            return self.call_model(*args, **kwargs)
+        self.returned = True
+        return self.replay(*args, **kwargs)
+
+    def call_model(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model itself: what replay does with a call that it leaves alone."""
         self.returned = False
-        call = self.wrapped if self.replay is None else self.replay
-        output = call(*args, **kwargs)
+        output = self.wrapped(*args, **kwargs)
         self.returned = True
         return output
 
@@ -69,11 +77,11 @@ class Forward:
     @contextlib.contextmanager
     def eager(self) -> Iterator[None]:
         """Inside, no call is replayed: the canary asks the model itself."""
-        replay, self.replay = self.replay, None
+        was_eager, self.is_eager = self.is_eager, True
         try:
             yield
         finally:
-            self.replay = replay
+            self.is_eager = was_eager
 
 
 class Allowance:

@@ -530,14 +530,15 @@ class TestForward:
     def test_inside_eager_nothing_is_replayed(self, bench: Bench) -> None:
         bench.hold(5)
         forward = Forward(bench.model)
-        forward.replay = bench.replay
+        forward.replay, forward.is_eager = bench.replay, False
         forward(**bench.arguments(5))
         assert bench.cuda.events[-1] == "replay"
         with pytest.raises(KeyError), forward.eager():
             forward(**bench.arguments(5))
             assert bench.cuda.events[-1] == "eager"
             raise KeyError
-        assert forward.replay is bench.replay
+        forward(**bench.arguments(5))
+        assert bench.cuda.events[-1] == "replay"
 
     def test_a_call_that_raised_has_not_returned(self, bench: Bench) -> None:
         forward = Forward(bench.model)
@@ -741,6 +742,17 @@ class TestEngine:
         with pytest.raises(expected):
             engine.score(REQUEST)
         assert stub.drops == drops
+
+    def test_a_value_error_of_replays_own_code_is_not_the_requests_fault(
+        self, engine: Engine, stub: StubReplay, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(self: StubReplay, **kwargs: Any) -> Any:
+            raise ValueError("copy_: shapes differ")
+
+        monkeypatch.setattr(StubReplay, "__call__", fail)
+        with pytest.raises(ScoringFailed):
+            engine.score(REQUEST)
+        assert stub.drops == 1
 
     def test_a_failed_capture_ends_replay_and_the_warm_up_is_scored(
         self,

@@ -31,10 +31,10 @@ def measure_memory(options: Options) -> dict[str, Any]:
     default = _fill(served, REAL_SHAPES)
 
     def narrow(engine: Any) -> None:
-        if engine.replay is not None:
-            engine.replay.drop()
+        if (replay := engine._forward.replay) is not None:
+            replay.drop()
             engine._memory.release()
-            engine.replay._pool_bytes = 256 * MIB
+            replay._pool_bytes = 256 * MIB
 
     served.on_inference_thread(narrow)
     return {

@@ -48,9 +48,10 @@ def measure_exact(options: Options) -> dict[str, Any]:
 
 def _bound(served: Replayed, *, most: int) -> None:
     def bound(engine: Any) -> None:
-        if engine.replay is not None:
-            engine.replay._most = most
-            engine.replay.drop()
+        replay = engine._forward.replay
+        if replay is not None:
+            replay._most = most
+            replay.drop()
 
     served.on_inference_thread(bound)
 

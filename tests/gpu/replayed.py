@@ -70,7 +70,7 @@ class Replayed(Served):
         """Let calls be replayed, or send all of them to the model."""
 
         def switch(engine: Any) -> None:
-            engine._forward.replay = engine.replay if on else None
+            engine._forward.is_eager = not on
 
         self.on_inference_thread(switch)
 
