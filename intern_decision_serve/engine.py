@@ -184,6 +184,7 @@ class Engine:
         graphs = self.graphs  # None after a capture that failed
         if graphs is not None and (fault or not graphs["hits"]):
             self._end_replay(fault or "the warm-up is not captured")
+        self.canary()
 
     def _end_replay(self, reason: str) -> None:
         """Switch replay off until the process ends; release what it held."""

@@ -27,6 +27,7 @@ from intern_decision_serve.errors import (
     InvalidRequest,
     OutOfMemory,
     ScoringFailed,
+    StartupRefused,
 )
 from intern_decision_serve.graphs import Recorder
 from intern_decision_serve.jobs import Job
@@ -657,7 +658,7 @@ class TestEngine:
     def test_replay_stays_off_when_the_warm_up_replays_otherwise(
         self, harness: Harness, stub: StubReplay, caplog: pytest.LogCaptureFixture
     ) -> None:
-        harness.plant = lambda control: control.drift.extend([0] * 6 + [1])
+        harness.plant = lambda control: control.drift.extend([0] * 6 + [1, 0])
         with caplog.at_level(logging.WARNING):
             engine = harness.load(cuda_graphs=3, cuda_graphs_mib=50)
         assert any("replay is off: answers.q" in line for line in caplog.messages)
@@ -688,6 +689,16 @@ class TestEngine:
         assert caplog.messages == ["replay is off: it broke"]
         assert engine.graphs is None
         assert stub.drops == 1
+
+    @pytest.mark.parametrize("fault", [None, "it broke"])
+    def test_startup_is_refused_when_the_model_itself_drifts_after_the_capture(
+        self, harness: Harness, stub: StubReplay, fault: str | None
+    ) -> None:
+        stub.fault = fault
+        before = 6 if fault else 7  # a failed capture has a canary of its own
+        harness.plant = lambda control: control.drift.extend([0] * before + [1])
+        with pytest.raises(StartupRefused):
+            harness.load(cuda_graphs=3, cuda_graphs_mib=50)
 
     def test_an_oom_drops_all_graphs_and_the_call_is_made_once_more_without(
         self, harness: Harness, engine: Engine, stub: StubReplay
