@@ -160,7 +160,8 @@ class Worker:
         while (job := self._queue.get()) is not None:
             self._settle(job)
             job = None  # the last request's data must not outlive its answer
-            if not self.is_lost and getattr(self.engine, "is_capture_due", False):
+            is_serving = not self.is_lost and not self.is_stopping
+            if is_serving and getattr(self.engine, "is_capture_due", False):
                 self._use_gap()
 
     def _settle(self, job: Job) -> None:

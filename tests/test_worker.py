@@ -294,6 +294,20 @@ def test_a_capture_runs_once_on_the_inference_thread_and_may_fail(
     assert running.lost.acquire(blocking=False) is is_lost
 
 
+def test_nothing_is_captured_while_stopping(running: Running) -> None:
+    capturing = Capturing()
+    capturing.loaded_on = running.engine.loaded_on
+    capturing.gate.clear()
+    running.worker.engine = capturing
+    job = running.submit("a")
+    capturing.wait_for_call()
+    running.worker.stop()
+    capturing.gate.set()
+    assert job.wait()
+    assert running.worker.join(WAIT)
+    assert capturing.captured_on == []
+
+
 # --- stopping -----------------------------------------------------------------------
 
 
