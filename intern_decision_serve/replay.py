@@ -139,7 +139,7 @@ class Replay:
         self._refused: set[Shape] = set()
         self._longest = LONGEST_TOKENS
         self._sample: Sample | None = None
-        self._hits = self._captures = self._evictions = 0
+        self._hits = self._captures = self._evictions = self._drops = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model, or replay the graph of this call's shape."""
@@ -189,6 +189,7 @@ class Replay:
         self._sample = None
         dropped = list(self._graphs.items())
         self._graphs.clear()
+        self._drops += len(dropped)
         for shape, graph in dropped:
             self._forget(shape, graph)
         return bool(dropped)
@@ -203,6 +204,7 @@ class Replay:
             "captures": self._captures,
             "refusals": len(self._refused),
             "evictions": self._evictions,
+            "drops": self._drops,
         }
 
     def _was_seen(self, shape: Shape) -> bool:
@@ -229,6 +231,7 @@ class Replay:
     def _hold(self, sample: Sample) -> None:
         """Capture, compare, then hold or refuse; raises what the capture met."""
         while len(self._graphs) >= self._most:
+            self._evictions += 1
             self._forget(*self._graphs.popitem(last=False))
         graph = self._recorder.record(sample, is_first=not self._graphs)
         self._captures += 1
@@ -261,9 +264,8 @@ class Replay:
         _log.warning("%d tokens, %d fields: not replayed: %s", *shape, reason)
 
     def _forget(self, shape: Shape, graph: Any) -> None:
-        """Drop one graph; its shape starts over as one never seen."""
+        """Give one graph back; its shape starts over as one never seen."""
         self._seen.pop(shape, None)
-        self._evictions += 1
         graph.reset()
 
 

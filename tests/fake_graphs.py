@@ -139,6 +139,7 @@ class GraphCuda:
         self.underway: int | None = None
         self.stream_now = "default"
         self.loses_work = False
+        self.reuses_blocks = True  # a later capture in those of an earlier one
         self.events: list[str] = []
 
     def CUDAGraph(self) -> Graph:
@@ -179,6 +180,8 @@ class GraphCuda:
         """Allocate and free `size` bytes: they stay reserved, in the pool if any."""
         graph = self.capturing
         have = self.cached if graph is None else self.pools[graph.pool]
+        if graph is not None and not self.reuses_blocks:
+            size += have
         if self.memory_reserved() + max(0, size - have) > self.limit:
             raise OutOfMemoryError("CUDA out of memory. Tried to allocate some")
         if graph is None:

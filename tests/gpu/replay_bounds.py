@@ -62,7 +62,7 @@ def _fill(served: Replayed, count: int) -> list[Request]:
         most_held = max(most_held, graphs["held"])
         if (place + 1) % max(1, count // 5) == 0:
             memory = served.memory()
-            keys = ("captures", "refusals", "evictions", "held", "pool_mib")
+            keys = ("captures", "refusals", "evictions", "drops", "held", "pool_mib")
             rows.append(
                 {
                     "shapes": place + 1,

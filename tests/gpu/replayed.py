@@ -99,7 +99,7 @@ class Replayed(Served):
             if status == 200
             and (difference := compare_answer(path, body, answer, watch.direct))
         ]
-        counted = ("hits", "captures", "refusals", "evictions")
+        counted = ("hits", "captures", "refusals", "evictions", "drops")
         return {
             "pass": name,
             "requests": len(posts),
