@@ -9,7 +9,8 @@ own and writes FOLDER/SECTION.json; a short table of all of them comes last. Wit
 replayed then, and the numbers mean nothing). Sections:
 
     exact     500 requests over 40 recurring shapes, all endpoints, against eager calls;
-              again while shapes are evicted, after an OOM, after a broken capture
+              again while shapes are evicted, after an OOM, and eager after a broken
+              capture, which ends replay
     restart   the first 120 of them in a fresh process: equal again, the same answers
     speed     medians through HTTP with and without, 24 orderings, predict() by length
     once      shapes seen once, with and without

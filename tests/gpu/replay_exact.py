@@ -99,7 +99,7 @@ def _exhaust(served: Replayed, tokens: int) -> Request:
 
 
 def _break_capture(served: Replayed) -> Request:
-    """Read a value on the host inside a capture: CUDA breaks it off."""
+    """Read a value on the host inside a capture: CUDA breaks it off, replay ends."""
 
     def plant(engine: Any) -> Any:
         cuda = engine._torch.cuda
@@ -116,14 +116,13 @@ def _break_capture(served: Replayed) -> Request:
     body = systemone(77, 333, 2)
     statuses = [status for status, _, _ in served.post([("/v1/systemone", body)] * 4)]
     served.on_inference_thread(lambda engine: hook.remove())
-    after = served.graphs()
     served.on_inference_thread(lambda engine: engine._memory.release())
+    health = served.ask("/health")[1]
     return {
         "statuses": statuses,
-        "refused": after.get("refusals", 0) - before.get("refusals", 0),
         "held_before": before.get("held"),
-        "held_after": after.get("held"),
-        "status": served.ask("/health")[1]["status"],
+        "graphs_after": health["cuda_graphs"],
+        "status": health["status"],
     }
 
 
