@@ -44,7 +44,7 @@ def load_on_this_thread(config: Config, pins: ModelPins) -> Any:
     """Import and load the engine; runs on the inference thread and imports torch."""
     from .engine import load_engine
 
-    return load_engine(
+    engine = load_engine(
         pins,
         checkpoint=config.checkpoint,
         device=config.device,
@@ -58,6 +58,23 @@ def load_on_this_thread(config: Config, pins: ModelPins) -> Any:
         cuda_graphs_mib=config.cuda_graphs_mib,
         progress=report_progress,
     )
+    if engine.graphs is not None:
+        _warn_of_a_tight_cap(config, engine.memory()["baseline_mib"])
+    return engine
+
+
+def _warn_of_a_tight_cap(config: Config, baseline_mib: float | None) -> None:
+    """Tell of a cap under which a full pool of graphs leaves a long call no room."""
+    if config.vram_cap_gib is None or baseline_mib is None:
+        return
+    room_mib = config.vram_cap_gib * 1024 - baseline_mib
+    if room_mib < config.release_slack_mib + config.cuda_graphs_mib:
+        _log.warning(
+            "INTERN_DECISION_VRAM_CAP_GIB leaves %d MiB over the baseline, less than "
+            "RELEASE_SLACK_MIB and CUDA_GRAPHS_MIB together: a long call may run out "
+            "of memory and drop all graphs",
+            room_mib,
+        )
 
 
 def report_progress(text: str) -> None:

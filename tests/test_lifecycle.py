@@ -140,11 +140,44 @@ def test_every_setting_of_the_engine_reaches_it(
         "cuda_graphs_mib": 99,
     }
     loaded: list[dict[str, Any]] = []
-    monkeypatch.setattr(
-        engine, "load_engine", lambda pins, **given: loaded.append({"": pins} | given)
-    )
+
+    def load_engine(pins: Any, **given: Any) -> Engine:
+        loaded.append({"": pins} | given)
+        return Engine()
+
+    monkeypatch.setattr(engine, "load_engine", load_engine)
     lifecycle.load_on_this_thread(replace(config, **changes), PINS)
     assert loaded == [{"": PINS, "progress": lifecycle.report_progress} | changes]
+
+
+@pytest.mark.parametrize(
+    ("cap", "baseline", "graphs", "is_told"),
+    [
+        (2.0, 1024.0 - 512.0, {"most": 4}, False),
+        (2.0, 1024.0 - 511.0, {"most": 4}, True),
+        (2.0, 1024.0, None, False),
+        (None, 1024.0, {"most": 4}, False),
+        (2.0, None, {"most": 4}, False),
+    ],
+)
+def test_a_cap_without_room_for_the_graphs_is_told_where_replay_is_on(
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    cap: float | None,
+    baseline: float | None,
+    graphs: dict[str, Any] | None,
+    is_told: bool,
+) -> None:
+    loaded = Engine()
+    monkeypatch.setattr(loaded, "graphs", graphs)
+    monkeypatch.setattr(loaded, "memory", lambda: {"baseline_mib": baseline})
+    monkeypatch.setattr(engine, "load_engine", lambda pins, **given: loaded)
+    bounds = {"release_slack_mib": 512, "cuda_graphs_mib": 1024}
+    lifecycle.load_on_this_thread(replace(config, vram_cap_gib=cap, **bounds), PINS)
+    assert any("VRAM_CAP_GIB" in line for line in caplog.messages) is is_told
+    if is_told:
+        assert "leaves 1535 MiB over the baseline" in caplog.text
 
 
 def test_sigterm_while_idle_exits_0(
