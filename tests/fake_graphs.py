@@ -131,7 +131,9 @@ class GraphCuda:
 
     def __init__(self) -> None:
         self.limit = 16 * 1024 * MIB
+        self.live = 0  # of other tensors than those of a forward
         self.cached = 0
+        self.streams = 0
         self.handles = 0
         self.uses: dict[int, int] = {}
         self.pools: dict[int, int] = {}
@@ -146,6 +148,7 @@ class GraphCuda:
         return Graph(self)
 
     def Stream(self, index: int) -> str:
+        self.streams += 1
         return f"side stream of {index}"
 
     @contextlib.contextmanager
@@ -162,6 +165,7 @@ class GraphCuda:
 
     def synchronize(self, index: int) -> None:
         self.read_on_host()
+        self.events.append("synchronize")
 
     def read_on_host(self) -> None:
         if self.capturing is not None:
@@ -190,10 +194,11 @@ class GraphCuda:
             self.pools[graph.pool] = max(have, size)
 
     def memory_reserved(self, index: int = 0) -> int:
-        return self.cached + sum(self.pools.values())
+        return self.live + self.cached + sum(self.pools.values())
 
     def memory_snapshot(self) -> list[dict[str, Any]]:
-        own = [{"segment_pool_id": (0, 0), "total_size": self.cached}]
+        size = self.live + self.cached
+        own = [{"segment_pool_id": (0, 0), "total_size": size}]
         return own + [
             {"segment_pool_id": (0, pool), "total_size": size}
             for pool, size in self.pools.items()
@@ -208,6 +213,7 @@ class GraphTorch:
 
     def __init__(self) -> None:
         self.cuda = GraphCuda()
+        self.is_inference = False
         self._C = types.SimpleNamespace(
             _cuda_endAllocateToPool=self._end_allocate,
             _cuda_releasePool=self._release_pool,
@@ -222,10 +228,16 @@ class GraphTorch:
         assert self.cuda.uses[pool] > 0
         self.cuda.uses[pool] -= 1
 
-    def inference_mode(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def inference_mode(self) -> Iterator[None]:
+        before, self.is_inference = self.is_inference, True
+        try:
+            yield
+        finally:
+            self.is_inference = before
 
-    def zeros(self, shape: Any, **_: Any) -> Tensor:
+    def zeros(self, shape: Any, *, device: str = "cuda:0", **_: Any) -> Tensor:
+        assert device == "cuda:0"
         shape = shape if isinstance(shape, tuple) else (shape,)
         tensor = Tensor(self, [], shape)
         tensor.data = [0] * tensor.size
@@ -278,10 +290,12 @@ class Model:
             assert attention_mask == {"full_attention": None, "linear_attention": None}
         else:
             bool(self.torch.all(attention_mask == 1))
-        if not capturing:
+        if capturing:
+            assert self.torch.is_inference and use_cache is False
+        else:
             self.eager_calls += 1
             cuda.events.append("eager")
-        elif self.reads_on_host:
+        if capturing and self.reads_on_host:
             bool(input_ids)
         cuda.use(tokens * self.mib_per_token * MIB)
         logits = self.torch.zeros((1, fields, VOCABULARY))

@@ -9,6 +9,7 @@ import math
 import queue
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,11 +131,16 @@ class TestOrder:
         assert bench.cuda.events == ["eager", "eager"]
         assert bench.replay.capture() is None
         # the capture, then the one replay that is compared
-        assert bench.cuda.events[2:] == ["empty_cache", "captured", "replay"]
+        assert bench.cuda.events[2:] == [
+            "synchronize",
+            "empty_cache",
+            "captured",
+            "replay",
+        ]
         assert not bench.replay.is_due
         bench.check(5)
         bench.check(5)
-        assert bench.cuda.events[5:] == ["replay", "replay"]
+        assert bench.cuda.events[6:] == ["replay", "replay"]
         assert bench.counters == NO_GRAPHS | {
             "held": 1,
             "pool_mib": 5.0,
@@ -160,7 +166,7 @@ class TestOrder:
         assert bench.counters["hits"] == 1
 
     def test_one_sample_waits_and_it_is_the_first(self, bench: Bench) -> None:
-        for tokens in (5, 5, 6, 6, 5):
+        for tokens in (5, 5, 6, 6):
             bench.check(tokens)
         bench.replay.capture()
         bench.check(5)
@@ -168,6 +174,13 @@ class TestOrder:
         bench.hold(6)
         bench.check(6)
         assert bench.counters["hits"] == 2
+
+    def test_all_captures_share_one_side_stream(self, bench: Bench) -> None:
+        for tokens in (5, 6, 7):
+            bench.hold(tokens)
+        bench.replay.drop()
+        bench.hold(8)
+        assert bench.cuda.streams == 1
 
     def test_capture_leaves_the_default_stream_current(self, bench: Bench) -> None:
         bench.hold(5)
@@ -197,8 +210,10 @@ class TestAnswers:
         bench.check(5)
         arguments = bench.arguments(5)
         output = bench.replay(**arguments)
-        for tensor in (arguments["input_ids"], output.logits):
-            tensor.zero_()
+        assert arguments["logits_to_keep"].values != [0]
+        for name in ("input_ids", "logits_to_keep"):
+            arguments[name].zero_()
+        output.logits.zero_()
         bench.replay.capture()
         assert bench.counters["refusals"] == 0
 
@@ -216,6 +231,9 @@ class TestAnswers:
         "change",
         [
             {"use_cache": True},
+            {"use_cache": None},
+            {"use_cache": 0},
+            {"logits_to_keep": GraphTorch().zeros((0,))},
             {"pixel_values": None},
             {"logits_to_keep": GraphTorch().tensor([1, 2], 1, 2)},
             {"input_ids": GraphTorch().tensor([1, 2], 2, 1)},
@@ -256,6 +274,22 @@ class TestAnswers:
         bench.hold(tokens, fields)
         bench.check(tokens, fields)
         assert bench.counters == NO_GRAPHS
+
+    def test_the_readme_names_the_longest_length(self) -> None:
+        readme = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
+        assert f"Lengths over {LONGEST_TOKENS:,} tokens are left alone" in readme
+
+    @pytest.mark.parametrize("rows", [(1, 3), (2, 2)])
+    def test_logits_of_another_form_are_no_sample(
+        self, bench: Bench, rows: tuple[int, int]
+    ) -> None:
+        def answer(**_: Any) -> Any:
+            return types.SimpleNamespace(logits=bench.torch.zeros((*rows, 3)))
+
+        bench.replay._model = answer
+        for _ in range(2):
+            bench.replay(**bench.arguments(5, 2))
+        assert not bench.replay.is_due
 
     def test_the_longest_shape_is_replayed(self, bench: Bench) -> None:
         bench.hold(LONGEST_TOKENS, 16)
@@ -347,6 +381,49 @@ class TestRefusals:
         bench.check(5)
         bench.replay._recorder._model = fail
         assert bench.replay.capture() == "a capture failed: KeyError: 'full_attention'"
+        bench.memory.release()
+        assert bench.cuda.memory_reserved() == 0
+
+    def test_the_frames_of_a_failed_capture_are_dropped(self, bench: Bench) -> None:
+        held: list[weakref.ref[Tensor]] = []
+
+        def fail(**_: Any) -> None:
+            activations = bench.torch.zeros((4,))
+            held.append(weakref.ref(activations))
+            try:
+                raise KeyError
+            except KeyError as error:
+                kept = error  # a cycle: the frame holds what holds the frame
+                raise kept from None
+
+        bench.check(5)
+        bench.check(5)
+        bench.replay._recorder._model = fail
+        gc.disable()
+        try:
+            assert bench.replay.capture() is not None
+            assert held[0]() is None
+        finally:
+            gc.enable()
+
+    @pytest.mark.parametrize("is_told", [True, False])
+    def test_a_capture_whose_end_fails_gives_its_pool_back_once(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch, is_told: bool
+    ) -> None:
+        end = Graph.capture_end
+
+        def fail(graph: Graph) -> None:
+            end(graph)
+            if is_told:
+                graph.reset()
+            else:  # as where CUDA broke the capture off
+                bench.cuda.underway = graph.pool
+            raise RuntimeError("cannot instantiate")
+
+        monkeypatch.setattr(Graph, "capture_end", fail)
+        fault = "a capture failed: RuntimeError: cannot instantiate"
+        assert bench.hold(5) == fault
+        assert bench.cuda.uses == {1: 0}
         bench.memory.release()
         assert bench.cuda.memory_reserved() == 0
 
@@ -473,6 +550,15 @@ class TestBounds:
                 bench.replay._was_seen((tokens, fields))
         assert len(bench.replay._seen) == MOST_SEEN
 
+    def test_the_shape_not_seen_for_longest_is_forgotten_first(self) -> None:
+        bench = Bench()
+        for tokens in range(1, MOST_SEEN + 1):
+            bench.replay._was_seen((tokens, 1))
+        assert bench.replay._was_seen((1, 1))
+        bench.replay._was_seen((MOST_SEEN + 1, 1))
+        expected = {(tokens, 1) for tokens in range(1, MOST_SEEN + 2)} - {(2, 1)}
+        assert set(bench.replay._seen) == expected
+
     def test_captures_take_at_most_their_share_of_the_time(self) -> None:
         bench = Bench()
         record = bench.replay._recorder.record
@@ -490,12 +576,24 @@ class TestBounds:
         assert not bench.replay.is_due
         bench.now += 0.2
         assert bench.replay.is_due
+        bench.now += 1e6  # idle time saves up no more than the whole credit
+        assert bench.replay.is_due
+        bench.replay.capture()
+        bench.check(7)
+        bench.check(7)
+        assert not bench.replay.is_due
 
     def test_the_readme_tells_every_counter(self, bench: Bench) -> None:
         readme = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
         listed = ", ".join(f'"{name}"' for name in bench.counters)
         assert f"`{{{listed}}}`" in readme
         assert all(f"`{name}`: " in readme for name in bench.counters)
+
+    def test_a_sample_goes_with_the_graphs(self, bench: Bench) -> None:
+        bench.check(5)
+        bench.check(5)
+        assert not bench.replay.drop()
+        assert not bench.replay.is_due
 
     def test_dropped_graphs_are_freed_by_the_next_release(self, bench: Bench) -> None:
         bench.hold(5)
@@ -530,6 +628,13 @@ class TestMemory:
         bench.cuda.cached = 513 * MIB
         bench.memory.release_excess()
         assert bench.cuda.memory_reserved() == 0
+
+    def test_what_lives_outside_the_graphs_pool_is_not_counted(
+        self, bench: Bench
+    ) -> None:
+        bench.cuda.live = 100 * MIB
+        bench.hold(5)
+        assert bench.memory.graph_pool == 5 * MIB
 
     def test_a_release_leaves_a_held_graph_usable(self, bench: Bench) -> None:
         bench.hold(5)
