@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import logging
@@ -10,7 +11,7 @@ import queue
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from intern_decision_serve.errors import (
 from intern_decision_serve.graphs import Recorder
 from intern_decision_serve.jobs import Job
 from intern_decision_serve.memory import Memory
+from intern_decision_serve.pacing import Turns
 from intern_decision_serve.replay import (
     LONGEST_TOKENS,
     MOST_SEEN,
@@ -701,6 +703,7 @@ class StubReplay:
         self.held = 1
         self.hits = 0
         self.drops = 0
+        self.events: list[str] = []  # the fake allocator's
         self.fault: str | None = None
         self.is_due = True
 
@@ -714,6 +717,7 @@ class StubReplay:
 
     def drop(self) -> bool:
         self.drops += 1
+        self.events.append("drop")
         had, self.held = self.held, 0
         return bool(had)
 
@@ -732,7 +736,7 @@ def stub(harness: Harness) -> StubReplay:
 
     def make(torch: Any, index: Any, model: Any, *_: Any, **bounds: Any) -> StubReplay:
         assert bounds == {"most": 3, "pool_mib": 50}
-        stub.model = model
+        stub.model, stub.events = model, torch.cuda.events
         return stub
 
     harness.monkeypatch.setattr(engine_module, "make_replay", make)
@@ -764,6 +768,18 @@ class TestEngine:
         assert stub.calls == 4
         assert engine.graphs == {"held": 1, "hits": 4}
         assert engine.is_capture_due
+
+    def test_what_the_capture_made_belongs_to_the_baseline(
+        self, harness: Harness, stub: StubReplay, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        buffers: list[Any] = []
+
+        def capture() -> None:
+            buffers.append(harness.torch.allocate(8, "cuda"))
+
+        monkeypatch.setattr(stub, "capture", capture)
+        after = harness.load(cuda_graphs=3, cuda_graphs_mib=50).memory()
+        assert after["baseline_mib"] == after["allocated_mib"]
 
     def test_the_canary_asks_the_model_itself(
         self, engine: Engine, stub: StubReplay
@@ -823,8 +839,18 @@ class TestEngine:
         harness.torch.cuda.events.clear()
         fail_once(harness, OutOfMemoryError("CUDA out of memory"))
         assert engine.score(REQUEST)[0]["answers"] == expected
-        assert stub.drops == 1
-        assert harness.torch.cuda.events == ["empty_cache"]
+        assert harness.torch.cuda.events == ["drop", "empty_cache"]
+
+    def test_the_second_try_after_an_oom_uses_what_was_prepared(
+        self, harness: Harness, engine: Engine
+    ) -> None:
+        request = {**REQUEST, "state": "evidence " * 2000}
+        prepared = engine.prepare(request)
+        assert prepared is not None
+        encodes = harness.count_encodes(engine)
+        fail_once(harness, OutOfMemoryError("CUDA out of memory"))
+        engine.score(request, prepared)
+        assert encodes == []
 
     def test_an_oom_without_graphs_is_a_503_at_once(
         self, harness: Harness, engine: Engine, stub: StubReplay
@@ -895,7 +921,7 @@ class TestEngine:
         with caplog.at_level(logging.WARNING):
             engine.after_answer()
         assert caplog.messages == ["replay is off: a capture failed"]
-        assert (stub.drops, harness.torch.cuda.events) == (1, ["empty_cache"])
+        assert harness.torch.cuda.events == ["drop", "empty_cache"]
         assert harness.control.calls == calls + 1
         assert engine.graphs is None
         assert engine.score(REQUEST)[0]["answers"] == expected
@@ -945,6 +971,19 @@ class TestEngine:
 # The worker: after the answer, on the same thread
 
 
+class CountedTurns(Turns):
+    """Turns that tell how many calls are inside."""
+
+    inside = 0
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        with super().call():
+            self.inside += 1
+            yield
+            self.inside -= 1
+
+
 class DueEngine:
     """An engine that has something to capture after every answer."""
 
@@ -953,15 +992,20 @@ class DueEngine:
         self.answered = threading.Event()
         self.threads: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.failure: Exception | None = None
+        self.captures = 0
+        self.turns = CountedTurns()
+        self.calls_inside: list[int] = []
 
     def score(self, request: Any, prepared: Any = None) -> tuple[dict[str, Any], str]:
         return {}, ""
 
     def memory(self) -> dict[str, Any]:
-        return {}
+        return {"captures": self.captures}
 
     def after_answer(self) -> None:
         assert self.answered.wait(10)  # the client has its answer by now
+        self.captures += 1
+        self.calls_inside.append(self.turns.inside)
         self.threads.put(threading.current_thread().name)
         if self.failure is not None:
             raise self.failure
@@ -970,7 +1014,7 @@ class DueEngine:
 class TestWorker:
     def test_the_capture_comes_after_the_reply_on_the_inference_thread(self) -> None:
         engine = DueEngine()
-        worker = Worker(lambda: engine)
+        worker = Worker(lambda: engine, turns=engine.turns)
         worker.start()
         job = Job(({},), lambda: False)
         worker.submit(job)
@@ -980,6 +1024,8 @@ class TestWorker:
         worker.stop()
         assert worker.join(10)
         assert not worker.is_lost and worker.running_since is None
+        assert engine.calls_inside == [1]  # paced as a call is
+        assert worker.memory == {"captures": 1}
 
     @pytest.mark.parametrize(
         ("failure", "is_lost"), [(EngineFailed("gone"), True), (KeyError("x"), False)]

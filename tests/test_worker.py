@@ -294,6 +294,19 @@ def test_a_capture_runs_once_on_the_inference_thread_and_may_fail(
     assert running.lost.acquire(blocking=False) is is_lost
 
 
+def test_nothing_is_captured_on_a_lost_engine(running: Running) -> None:
+    capturing = Capturing()
+    capturing.script.append(EngineFailed("lost"))
+    capturing.gate.clear()
+    running.worker.engine = capturing
+    jobs = [running.submit("a"), running.submit("b")]
+    capturing.gate.set()
+    for each in reversed(jobs):  # the gap between the two is over with the second
+        with pytest.raises(EngineFailed):
+            each.wait()
+    assert capturing.captured_on == []
+
+
 def test_nothing_is_captured_while_stopping(running: Running) -> None:
     capturing = Capturing()
     capturing.loaded_on = running.engine.loaded_on
