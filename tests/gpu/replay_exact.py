@@ -115,6 +115,7 @@ def _break_capture(served: Replayed) -> Request:
     hook = served.on_inference_thread(plant)
     body = systemone(77, 333, 2)
     statuses = [status for status, _, _ in served.post([("/v1/systemone", body)] * 4)]
+    served.on_inference_thread(lambda engine: engine.after_answer())  # credit or not
     served.on_inference_thread(lambda engine: hook.remove())
     served.on_inference_thread(lambda engine: engine._memory.release())
     health = served.ask("/health")[1]
