@@ -179,10 +179,10 @@ class Replay:
                 self._hold(sample)
                 return None
             except Exception as error:
-                reason = str(error).partition("\n")[0]
-                fault = f"a capture failed: {type(error).__name__}: {reason}"
+                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
                 drop_frames(error)
-        return fault
+        tokens, fields = sample.shape
+        return f"capturing {tokens} tokens, {fields} fields: {reason}"
 
     def drop(self) -> bool:
         """Give up every graph, for the next release to free; whether any was held."""

@@ -365,7 +365,7 @@ class TestRefusals:
     ) -> None:
         bench.hold(7)
         bench.model.reads_on_host = True
-        fault = "a capture failed: RuntimeError: CUDA error: capturing"
+        fault = "capturing 5 tokens, 1 fields: RuntimeError: CUDA error: capturing"
         assert bench.hold(5) == fault
         assert bench.cuda.stream_now == "default"
         bench.replay.drop()
@@ -382,7 +382,8 @@ class TestRefusals:
         bench.check(5)
         bench.check(5)
         bench.replay._recorder._model = fail
-        assert bench.replay.capture() == "a capture failed: KeyError: 'full_attention'"
+        fault = "capturing 5 tokens, 1 fields: KeyError: 'full_attention'"
+        assert bench.replay.capture() == fault
         bench.memory.release()
         assert bench.cuda.memory_reserved() == 0
 
@@ -423,7 +424,7 @@ class TestRefusals:
             raise RuntimeError("cannot instantiate")
 
         monkeypatch.setattr(Graph, "capture_end", fail)
-        fault = "a capture failed: RuntimeError: cannot instantiate"
+        fault = "capturing 5 tokens, 1 fields: RuntimeError: cannot instantiate"
         assert bench.hold(5) == fault
         assert bench.cuda.uses == {1: 0}
         bench.memory.release()
@@ -451,7 +452,7 @@ class TestRefusals:
         bench.replay._most = 1
         bench.hold(5)
         monkeypatch.setattr(Graph, "reset", fail)
-        assert bench.hold(6) == "a capture failed: RuntimeError: no reset"
+        assert bench.hold(6) == "capturing 6 tokens, 1 fields: RuntimeError: no reset"
 
 
 class TestBounds:
