@@ -278,5 +278,5 @@ def _report(
     findings.check(
         f"the server's seconds are within this side's: {title[0].lower()}{title[1:]}",
         excess <= 0,
-        f"{excess:.3f} s more" if excess > 0 else "",
+        f"{max(excess, 0.0):.3f} s more",
     )
