@@ -28,8 +28,9 @@ __all__ = ["LONGEST_TOKENS", "Forward", "Output", "Replay", "make_replay"]
 
 _log = logging.getLogger(__name__)
 
-# Measured (H200, 4B), eager against replay: 300 tokens 74 and 13 ms, 1,000 55 and 28,
-# 2,000 75 and 53, 4,000 103 and 108: there the launches hide behind the GPU's work.
+# Measured (H200, 4B), eager against replay: 300 tokens 58 and 13 ms, 1,000 56 and 28,
+# 2,000 57 and 51, 3,000 94 and 75, 4,000 106 and 99 (103 and 108 another time): there
+# the launches hide behind the GPU's work, and one graph takes 0.4 GiB.
 LONGEST_TOKENS = 3000
 MOST_SEEN = 4096  # shapes remembered as seen once
 CAPTURE_SHARE = 0.1  # of the time: shapes that come and go cost the others little
