@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 
 from .averaging import averaged_problems, count_orderings
+from .foreign import MISREAD
 from .results import QUESTIONS_PER_CALL, call_of, problems
 from .rows import Document
 from .session import Reply
@@ -30,7 +31,7 @@ def answer_problems(
         decisions = body["decisions"]
         assert isinstance(decisions, list)
         return _results_problems(decisions, reply["results"], model)
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except MISREAD as error:
         return [f"it has another shape: {type(error).__name__}: {error}"]
 
 

@@ -10,7 +10,18 @@ import math
 import re
 from typing import TextIO
 
-__all__ = ["decode", "plain", "say", "to_json", "without_token"]
+__all__ = [
+    "MISREAD",
+    "decode",
+    "plain",
+    "refuse_constant",
+    "say",
+    "to_json",
+    "without_token",
+]
+
+# What reading a document of another shape raises.
+MISREAD = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 _MOST_LEVELS = 64  # of lists and objects; a report nests an answer, and must write it
 
@@ -30,9 +41,7 @@ def decode(raw: bytes, token: str) -> object:
     """
     try:
         text = raw.decode("utf-8")
-        document = json.loads(
-            text, parse_int=_read_int, parse_constant=_refuse_constant
-        )
+        document = json.loads(text, parse_int=_read_int, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return None
     if _is_deep(document):
@@ -97,7 +106,8 @@ def _read_int(text: str) -> float:
     return int(text) if math.isfinite(value) else value
 
 
-def _refuse_constant(name: str) -> object:
+def refuse_constant(name: str) -> object:
+    """For `parse_constant`: NaN and the infinities are not JSON; ValueError."""
     raise ValueError(f"{name} is not JSON")
 
 

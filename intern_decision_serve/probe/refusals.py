@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from .client import Answer
 from .findings import Findings
-from .report import without_token
+from .foreign import without_token
 from .results import in_short
 
 __all__ = ["message", "refusal_problem", "report_unanswered"]

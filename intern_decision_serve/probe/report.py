@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from .findings import Findings
-from .foreign import plain, without_token
+from .foreign import MISREAD, plain, without_token
 from .session import Probe, Reply
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "make_sure_of",
     "now",
     "report_paths",
-    "without_token",
     "write_reports",
 ]
 
@@ -93,12 +92,7 @@ def _warmup(warmup: object) -> str:
         return _told(warmup)
     try:
         ladder = _ladder(warmup["rungs"])
-    except (
-        TypeError,
-        KeyError,
-        ValueError,
-        OverflowError,
-    ):  # another server's, told as it is
+    except MISREAD:  # another server's, told as it is
         return _told(warmup)
     rest = {name: part for name, part in warmup.items() if name != "rungs"}
     return ", ".join(filter(None, (_told(rest), ladder)))

@@ -10,6 +10,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from .foreign import refuse_constant
+
 __all__ = ["Document", "Row", "canonical", "digest", "read_rows"]
 
 Document = dict[str, object]
@@ -89,7 +91,7 @@ def read_rows(path: Path) -> tuple[Row, ...]:
         if not line.strip():
             continue
         try:
-            row = _read_row(json.loads(line, parse_constant=_refuse_constant))
+            row = _read_row(json.loads(line, parse_constant=refuse_constant))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
             raise ValueError(f"{path}, line {number}: {what}") from None
@@ -128,7 +130,3 @@ def _string(document: object, name: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{name} must be a string, not {json.dumps(value)[:40]}")
     return value
-
-
-def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")

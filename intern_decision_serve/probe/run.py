@@ -23,7 +23,7 @@ from . import (
 )
 from .client import Client, Tally
 from .findings import FAIL, NOT_MEASURED, Findings
-from .foreign import say, to_json, without_token
+from .foreign import MISREAD, say, to_json, without_token
 from .markdown import to_markdown
 from .page import to_html
 from .progress import Progress
@@ -54,9 +54,6 @@ EXIT_FINE = 0
 EXIT_DIFFERS = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-
-# What reading a document of another shape raises.
-_SHAPES = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 Measure = Callable[[Probe, Findings], None]
 
@@ -133,7 +130,7 @@ def _measure(
         findings.skip("the rest of the section", str(error))
     except Exception as error:  # whatever an answer did, the rest is still measured
         words = f"{type(error).__name__}: {error}"
-        if isinstance(error, _SHAPES):
+        if isinstance(error, MISREAD):
             words = f"an answer had another shape: {words}"
         findings.check("the section could go on", False, words)
     finally:
