@@ -94,11 +94,9 @@ def _check_calls(findings: Findings, results: list[Reply], timing: Reply) -> Non
     ]
     seen = in_short(found) or f"{count} results"
     findings.check("call says index, field and questions truly", not found, seen)
-    sizes = [
-        min(count - start, QUESTIONS_PER_CALL)
-        for start in range(0, count, QUESTIONS_PER_CALL)
-    ]
-    tokens = [results[start]["input_tokens"] for start in range(0, count, 16)]
+    starts = range(0, count, QUESTIONS_PER_CALL)
+    sizes = [min(count - start, QUESTIONS_PER_CALL) for start in starts]
+    tokens = [results[start]["input_tokens"] for start in starts]
     said = {
         name: timing.get(name)
         for name in ("batch_size", "calls", "questions_per_call", "input_tokens")

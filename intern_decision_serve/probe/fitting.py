@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from .averaging import count_orderings
 from .client import Answer
+from .results import QUESTIONS_PER_CALL
 from .rows import Document
 from .session import Probe, Reply, object_of
 
@@ -18,7 +19,6 @@ __all__ = ["OverLimits", "Question", "answered", "ask_fitting", "body_limit"]
 
 Question = tuple[str, str, Document]  # name, path, body
 
-_PER_CALL = 16
 # A byte is at most a token; what a template adds is not the caller's.
 _TEMPLATE_TOKENS = 400
 _QUESTION_TOKENS = 100
@@ -86,9 +86,9 @@ def _count_rows(body: Document) -> int:
 def _most_tokens(body: Document) -> int:
     """More tokens than any call of the body can have."""
     parts = [len(json.dumps(part)) for part in _decisions(body)]
-    longest = sum(sorted(parts, reverse=True)[:_PER_CALL])
+    longest = sum(sorted(parts, reverse=True)[:QUESTIONS_PER_CALL])
     state = len(json.dumps(body.get("state"))) if "decisions" in body else 0
-    questions = min(max(len(parts), _count_questions(body)), _PER_CALL)
+    questions = min(max(len(parts), _count_questions(body)), QUESTIONS_PER_CALL)
     return state + longest + _TEMPLATE_TOKENS + questions * _QUESTION_TOKENS
 
 

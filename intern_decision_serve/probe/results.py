@@ -13,6 +13,7 @@ from .rows import Document
 from .session import Reply
 
 __all__ = [
+    "QUESTIONS_PER_CALL",
     "answer_part",
     "call_of",
     "in_short",
