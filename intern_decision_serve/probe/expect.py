@@ -19,7 +19,7 @@ from .foreign import to_json
 from .results import answer_part
 from .rows import canonical, digest
 from .samples import FIXED_SET_VERSION, filler, fixed_set
-from .session import Probe, Reply
+from .session import SETTINGS, Probe, Reply
 from .shapes import criteria, one_question
 
 __all__ = ["NAME", "TITLE", "compare", "expect", "observe", "read_expected", "record"]
@@ -29,10 +29,6 @@ TITLE = "Expectation"
 
 FORMAT = "intern-decision-serve expectation 1"
 _TOLERANCE = 2.0  # a ratio may be so many times larger or smaller
-_LIMITS = (
-    "vram_cap_gib", "max_tokens", "max_decisions", "max_questions_per_call", "chunking",
-    "workloads", "systemone", "endpoints", "limits",
-)  # fmt: skip
 _NAMES = ("prompt_version", "readout", "probability_status")
 _RATIOS = {"long": "400 words over 40 words", "sixteen": "16 questions over 1"}
 _ROUNDS = 7
@@ -57,7 +53,7 @@ def observe(probe: Probe) -> Reply:
         "server_version": probe.health.get("version"),
         "pins": probe.health.get("model"),
         "limits": {
-            name: probe.health[name] for name in _LIMITS if name in probe.health
+            name: probe.health[name] for name in SETTINGS if name in probe.health
         },
         "names": names,
         "answers": answers,

@@ -10,16 +10,12 @@ import time
 
 from .findings import Findings
 from .rows import canonical
-from .session import Probe, Reply
+from .session import SETTINGS, Probe, Reply
 
 __all__ = ["check_restarted", "wait_for_restart"]
 
 _POLL_SECONDS = 0.1
 _AWAY = (0, 200, 502, 503)  # what a look at a server that restarts may get
-_SETTINGS = (
-    "version", "vram_cap_gib", "max_tokens", "max_decisions", "max_questions_per_call",
-    "chunking", "workloads", "endpoints", "limits",
-)  # fmt: skip
 
 
 def wait_for_restart(probe: Probe, wait: float) -> Reply | None:
@@ -66,7 +62,7 @@ def check_restarted(probe: Probe, findings: Findings, health: Reply) -> None:
     findings.check("the same pins after a restart", pins == now, seen)
     changed = [
         (name, _shown(before.get(name)), _shown(health.get(name)))
-        for name in _SETTINGS
+        for name in ("version", *SETTINGS)
         if before.get(name) != health.get(name)
     ]
     findings.facts["changed_by_restart"] = [name for name, _, _ in changed]

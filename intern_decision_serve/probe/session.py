@@ -19,9 +19,15 @@ from .rows import Row
 from .samples import run_numbers
 from .wire import Target
 
-__all__ = ["Probe", "Reply", "Unanswered", "object_of"]
+__all__ = ["SETTINGS", "Probe", "Reply", "Unanswered", "object_of"]
 
 Reply = dict[str, Any]
+
+SETTINGS = (  # in `/health`: what a server allows and how it works a request off
+    "vram_cap_gib", "max_tokens", "max_decisions", "max_questions_per_call", "chunking",
+    "workloads", "systemone", "endpoints", "limits",
+)  # fmt: skip
+
 _T = TypeVar("_T")
 
 
