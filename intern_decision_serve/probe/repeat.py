@@ -22,6 +22,8 @@ __all__ = ["NAME", "TITLE", "measure"]
 NAME = "repeat"
 TITLE = "Repeat stability (A against A)"
 
+Kept = list[tuple[Question, Reply]]  # what was asked and first answered
+
 _COMPANY = 4  # clients that ask the same at once
 
 
@@ -29,20 +31,18 @@ def measure(probe: Probe, findings: Findings) -> None:
     """Ask the fixed set, then ask it again under each condition."""
     rounds: int = probe.options.repeats
     kept, left_out = answered(probe, fixed_set())
-    questions = tuple(question for question, _ in kept)
-    first = [reply for _, reply in kept]
     company = min(_COMPANY, probe.queue_places())
     findings.conditions = (
-        f"{len(questions)} fixed requests, each asked {rounds} times alone and once by "
+        f"{len(kept)} fixed requests, each asked {rounds} times alone and once by "
         f"each of {company} clients at the same time."
     )
     for name, reason in left_out.items():
         findings.skip(f"repeating {name}", reason)
-    if not questions:
+    if not kept:
         return
     _check_contract(probe, findings, kept)
-    _alone(probe, findings, questions, first, rounds)
-    _in_company(probe, findings, questions, first, company)
+    _alone(probe, findings, kept, rounds)
+    _in_company(probe, findings, kept, company)
     wait: float | None = probe.options.wait_restart
     if wait is None:
         findings.skip("the same answers after a restart", "no --wait-restart")
@@ -50,9 +50,7 @@ def measure(probe: Probe, findings: Findings) -> None:
         _after_restart(probe, findings, kept, wait)
 
 
-def _check_contract(
-    probe: Probe, findings: Findings, kept: list[tuple[Question, Reply]]
-) -> None:
+def _check_contract(probe: Probe, findings: Findings, kept: Kept) -> None:
     """The fixed set asks each path and each kind of question."""
     model = probe.health.get("model")
     found = [
@@ -64,28 +62,27 @@ def _check_contract(
     findings.check("every answer is the contract's", not found, seen)
 
 
-def _changed(
-    questions: tuple[Question, ...], one: list[Reply], two: list[Reply]
-) -> list[str]:
-    triples = zip(questions, one, two, strict=True)
-    return [q[0] for q, before, after in triples if not same_answer(before, after)]
+def _changed(kept: Kept, again: list[Reply]) -> list[str]:
+    pairs = zip(kept, again, strict=True)
+    return [
+        name
+        for ((name, _, _), before), after in pairs
+        if not same_answer(before, after)
+    ]
 
 
 def _alone(
     probe: Probe,
     findings: Findings,
-    questions: tuple[Question, ...],
-    first: list[Reply],
+    kept: Kept,
     rounds: int,
 ) -> None:
     changed: list[str] = []
     for number in range(2, rounds + 1):
         probe.progress.step(f"repeat: round {number} of {rounds}")
-        again = [probe.ask(path, body) for _, path, body in questions]
-        changed += [
-            f"{name} in round {number}" for name in _changed(questions, first, again)
-        ]
-    total = (rounds - 1) * len(questions)
+        again = [probe.ask(path, body) for (_, path, body), _ in kept]
+        changed += [f"{name} in round {number}" for name in _changed(kept, again)]
+    total = (rounds - 1) * len(kept)
     findings.facts["alone"] = {"answers": total, "changed": len(changed)}
     findings.check(
         "the same answers when asked again",
@@ -97,8 +94,7 @@ def _alone(
 def _in_company(
     probe: Probe,
     findings: Findings,
-    questions: tuple[Question, ...],
-    first: list[Reply],
+    kept: Kept,
     company: int,
 ) -> None:
     rule = "the same answers while others ask"
@@ -108,11 +104,11 @@ def _in_company(
     probe.progress.step(f"repeat: {company} clients at once")
 
     def ask_all(client: Client) -> list[Reply]:
-        return [object_of(path, client.post(path, body)) for _, path, body in questions]
+        return [object_of(path, client.post(path, body)) for (_, path, body), _ in kept]
 
     rounds = probe.at_once(ask_all, company)
-    changed = [name for again in rounds for name in _changed(questions, first, again)]
-    total = company * len(questions)
+    changed = [name for again in rounds for name in _changed(kept, again)]
+    total = company * len(kept)
     findings.facts["in_company"] = {"answers": total, "changed": len(changed)}
     seen = in_short(changed) or f"{total} answers identical"
     findings.check(rule, not changed, seen)
@@ -121,7 +117,7 @@ def _in_company(
 def _after_restart(
     probe: Probe,
     findings: Findings,
-    kept: list[tuple[Question, Reply]],
+    kept: Kept,
     wait: float,
 ) -> None:
     rule = "the same answers after a restart"
