@@ -39,6 +39,10 @@ def _decision(**changes: object) -> Document:
     return {"state": "The gate is open.", **criterion(0), **changes}
 
 
+def _without_gone(document: Document) -> Document:
+    return {name: value for name, value in document.items() if value is not _GONE}
+
+
 def _options(count: int) -> list[Document]:
     return [{"id": f"o{n}", "description": f"option {n}"} for n in range(count)]
 
@@ -69,7 +73,7 @@ def _bad_json() -> Iterator[Broken]:
 def _bad_decisions() -> Iterator[Broken]:
     """Each rule of a decision and its state, on both paths that take one."""
     for rule, changes in (*_bad_fields(), *_bad_options()):
-        decision = {name: v for name, v in _decision(**changes).items() if v != _GONE}
+        decision = _without_gone(_decision(**changes))
         yield rule, "/decide", _bytes(decision)
         whole = {name: decision.pop(name) for name in _OF_REQUEST if name in decision}
         yield rule, "/decide/shared", _bytes({**whole, "decisions": [decision]})
@@ -160,8 +164,7 @@ def _bad_systemone() -> Iterator[Broken]:
             "questions": {"f": ask},
             **changes,
         }
-        kept = {name: value for name, value in body.items() if value != _GONE}
-        yield rule, "/v1/systemone", _bytes(kept)
+        yield rule, "/v1/systemone", _bytes(_without_gone(body))
 
 
 def _bad_questions(ask: Document) -> Iterator[tuple[str, object]]:

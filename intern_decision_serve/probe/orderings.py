@@ -15,10 +15,7 @@ from .findings import Findings
 from .fitting import OverLimits, ask_fitting
 from .plots import bar_plot
 from .refusals import report_unanswered
-from .results import (
-    in_short,
-    same_answer,
-)
+from .results import in_short, same_answer
 from .rows import Document, Row
 from .session import Probe, Reply, object_of
 from .statistics import mean
