@@ -231,18 +231,16 @@ class TestWhatPasses:
         assert document["prompt_sha256"] == "0" * 64
 
     def test_the_bearer_is_judged_by_the_instance(self, shared: Balancer) -> None:
-        client = http.client.HTTPConnection(shared.host, timeout=WAIT)
-        with contextlib.closing(client):
-            headers = {"Authorization": "Bearer wrong", "X-Request-Id": "mine"}
-            client.request("POST", "/decide", json.dumps(BODY), headers)
-            answer = client.getresponse()
-            assert json.loads(answer.read()) == {
-                "error": {
-                    "code": "unauthorized",
-                    "message": "missing or wrong bearer token",
-                }
+        status, document, headers = ask_closely(
+            shared.host, "wrong", **{"X-Request-Id": "mine"}
+        )
+        assert document == {
+            "error": {
+                "code": "unauthorized",
+                "message": "missing or wrong bearer token",
             }
-            assert (answer.status, answer.getheader("X-Request-Id")) == (401, "mine")
+        }
+        assert (status, headers["X-Request-Id"]) == (401, "mine")
         assert ask(shared.host, "/decide", BODY)[0] == 200
         assert TOKEN not in shared.log.read_text()
 
